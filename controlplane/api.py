@@ -34,12 +34,15 @@ class ApiError(ClusterError):
 
 
 class Api:
-    """A client of one API server, with one connection per thread."""
+    """A client of one API server, with one connection per thread. The caller is known by a certificate or by
+    a token."""
 
-    def __init__(self, url: str, authority: Authority, pair: Pair) -> None:
+    def __init__(self, url: str, authority: Authority, pair: Pair | None = None, *, token: str = "") -> None:
         self._host = urlsplit(url).netloc
         self._tls = ssl.create_default_context(cafile=str(authority.cert))
-        self._tls.load_cert_chain(pair.cert, pair.key)
+        if pair:
+            self._tls.load_cert_chain(pair.cert, pair.key)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._local = threading.local()
         self._opened: list[http.client.HTTPSConnection] = []
 
@@ -76,14 +79,14 @@ class Api:
 
     def _exchange(self, method: str, path: str, body: Any, content_type: str) -> tuple[int, bytes]:
         payload = None if body is None else deep_json.dumps(body)
-        connection = self._connection()
+        connection, headers = self._connection(), {**self._headers, "Content-Type": content_type}
         try:
             try:
-                connection.request(method, path, payload, {"Content-Type": content_type})
+                connection.request(method, path, payload, headers)
                 answer = connection.getresponse()
             except STALE:
                 connection.close()  # the server had closed a kept connection: try once more on a new one
-                connection.request(method, path, payload, {"Content-Type": content_type})
+                connection.request(method, path, payload, headers)
                 answer = connection.getresponse()
             return answer.status, answer.read()
         except (http.client.HTTPException, OSError) as error:

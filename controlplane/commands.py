@@ -80,6 +80,7 @@ def apiserver(cluster: "Cluster", port: int, options: Options) -> Command:
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-cluster-ip-range={SERVICE_CIDR}",
         "--authorization-mode=Node,RBAC",
+        "--allow-privileged=true",  # as kubeadm has it; otherwise no admission policy sees such a pod
         "--audit-log-path=audit.log",
         "--audit-policy-file=audit-policy.yaml",
         "--endpoint-reconciler-type=none",

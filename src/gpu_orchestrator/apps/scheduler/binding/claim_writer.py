@@ -9,7 +9,9 @@ a single leader reserves after it. Every other write follows from the claim and 
 (`claim_status`), so a crash in between loses nothing.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from gpu_orchestrator.adapters.kube.client import Client
@@ -86,7 +88,7 @@ class ClaimWriter:
                 "namespace": pod.metadata.namespace,
                 "finalizers": [names.CLAIM_FINALIZER],
                 "ownerReferences": [owner],
-                **_about(pod),
+                **_about(pod, {names.MANAGED: "true"}),
             },
             "spec": template.spec,
         }
@@ -144,8 +146,8 @@ class ClaimWriter:
         await self._client.patch(_CLAIMS, meta.name, {"metadata": change}, meta.namespace)
 
 
-def _about(pod: Pod) -> Json:
+def _about(pod: Pod, labels: Mapping[str, str] = MappingProxyType({})) -> Json:
     return {
-        "labels": {names.POD_UID: pod.metadata.uid},
+        "labels": {names.POD_UID: pod.metadata.uid, **labels},
         "annotations": {names.LEASE_POD: pod.metadata.name},
     }

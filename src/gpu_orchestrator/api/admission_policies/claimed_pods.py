@@ -1,0 +1,185 @@
+"""How a claimed pod must look at its creation, and what its later containers must not have.
+
+The webhook fills all of it in; while that is down, a pod that lacks it is refused here. Our own pods ask for
+nothing and are not looked at.
+"""
+
+from gpu_orchestrator.api import claims, names
+from gpu_orchestrator.api.admission_policies import cel
+from gpu_orchestrator.api.admission_policies.policy import Policy, Resources, Validation
+
+MOST_CONTAINERS = 64
+MOST_VARIABLES = 2000
+MOST_VOLUMES = 256
+"""Larger pods would exhaust what the API server spends on one policy, and be refused without a reason."""
+
+RUNTIME_MOUNTS = "nvidia-container-devices"
+"""A mount of this name tells NVIDIA's runtime which GPUs to show, in place of the variable."""
+GPUS_PATTERN = f"^0{{0,70}}([1-9]|[1-5][0-9]|6[0-{claims.MAX_GPUS % 10}])$"
+CLAIMED = {"claimed": cel.is_claimed("object")}
+_GPUS = f"object.metadata.annotations[?'{names.GPUS}'].orValue('1')"
+_NAMED = (
+    f"object.metadata.annotations[?'{names.CLAIM}'].or("
+    f"object.metadata.annotations[?'{names.CLAIM_TEMPLATE}']).orValue('gpus')"
+)
+_DEVICE_ENV = cel.text_list(names.DEVICE_ENV)
+_FILL = f"the webhook does it; is it down? kubectl get deploy {names.WEBHOOK} -n {names.NAMESPACE}"
+
+
+def _ours(variable: str) -> str:
+    """Return a condition that is true for one of our variables that comes from our annotation."""
+    return " || ".join(
+        f"({variable}.name == '{name}' && {variable}.?valueFrom.?fieldRef.?fieldPath.orValue('') == "
+        f"\"metadata.annotations['{annotation}']\")"
+        for name, annotation in names.DEVICE_ENV.items()
+    )
+
+
+def confined(containers: str) -> str:
+    """Return a condition that is true if each container has each device variable once, from our annotation.
+    `envFrom` needs no look: what `env` says of a name wins."""
+    return (
+        f"{containers}.all(container, container.?env.orValue([]).filter(each, each.name in {_DEVICE_ENV})"
+        f".size() == {len(names.DEVICE_ENV)} && {_DEVICE_ENV}.all(name, "
+        f"container.env.exists_one(each, each.name == name && ({_ours('each')}))))"
+    )
+
+
+def _is_gpu(name: str) -> str:
+    domains = " || ".join(f"{name}.startsWith('{each}')" for each in names.GPU_DOMAINS)
+    others = " || ".join(f"{name}.contains('{each}')" for each in names.NOT_GPUS)
+    return f"({domains}) && !({others})"
+
+
+def _container_checks(containers: str, which: str) -> tuple[Validation, ...]:
+    """Return what holds for all containers; `which` names them in the messages."""
+    return (
+        Validation(
+            confined(containers),
+            f"every container of a pod that asks for GPUs takes {', '.join(names.DEVICE_ENV)} from the pod's "
+            f"annotations by fieldRef, and from nowhere else ({which}); without this it would see GPUs of others. {_FILL}",
+            reason="Invalid",
+        ),
+        Validation(
+            f"{containers}.all(container, !container.?securityContext.?privileged.orValue(false))",
+            f"a privileged container sees all GPUs of its node, so a pod that asks for GPUs has none ({which}); set "
+            "privileged: false",
+        ),
+        Validation(
+            f"{containers}.all(container, container.?volumeDevices.orValue([]).size() == 0)",
+            f"a pod that asks for GPUs has no raw block devices ({which}); mount a volume by volumeMounts instead of "
+            "volumeDevices",
+        ),
+        Validation(
+            f"{containers}.all(container, container.?volumeMounts.orValue([]).all(each, "
+            f"!each.mountPath.contains('{RUNTIME_MOUNTS}')))",
+            f"a mount under {RUNTIME_MOUNTS} chooses GPUs past the gpu-scheduler ({which}); remove it",
+        ),
+    )
+
+
+CLAIMED_PODS = Policy(
+    "gpu-orchestrator-claimed-pods",
+    "A pod that asks for GPUs goes the way of the gpu-scheduler, and no other.",
+    (Resources(("pods",), ("CREATE",)),),
+    (
+        Validation(
+            f"{cel.ASKS}.filter(key, key in object.metadata.annotations).size() == 1",
+            f"{cel.ASKS}.filter(key, key in object.metadata.annotations).join(' and ') + ' ask for GPUs in several "
+            "ways; keep one of them'",
+            is_computed=True,
+            reason="Invalid",
+        ),
+        Validation(
+            f"{_GPUS}.matches('{GPUS_PATTERN}')",
+            f"{names.GPUS} must be a whole number from 1 to {claims.MAX_GPUS}",
+            reason="Invalid",
+        ),
+        Validation(
+            f"{_NAMED}.matches('^[a-z0-9]([-.a-z0-9]{{0,251}}[a-z0-9])?$')",
+            f"{names.CLAIM} and {names.CLAIM_TEMPLATE} must be the name of a GpuClaim in the pod's namespace",
+            reason="Invalid",
+        ),
+        Validation(
+            f"object.spec.?schedulerName.orValue('').matches('^([a-z0-9.-]+-)?{names.SCHEDULER}$')",
+            f"'schedulerName is ' + object.spec.?schedulerName.orValue('empty') + ', and only {names.SCHEDULER} gives "
+            f"GPUs to a pod that asks by annotation; set it to {names.SCHEDULER}. By default {_FILL}'",
+            is_computed=True,
+            reason="Invalid",
+        ),
+        Validation(
+            "object.spec.?nodeName.orValue('') == ''",
+            "'nodeName is ' + object.spec.nodeName + ', and would pass the gpu-scheduler by; use nodeSelector or "
+            "nodeAffinity'",
+            is_computed=True,
+            reason="Invalid",
+        ),
+        Validation(
+            "variables.containers.all(container, [container.?resources.?requests.orValue({}), "
+            "container.?resources.?limits.orValue({})].all(amounts, amounts.all(name, "
+            f"!({_is_gpu('name')}))))",
+            "a pod asks for GPUs by annotation or by the resource of a device plugin (nvidia.com/gpu and the like), not "
+            "by both: the plugin would choose GPUs of its own; remove one",
+            reason="Invalid",
+        ),
+    ),
+    conditions=CLAIMED,
+    variables={"containers": cel.CONTAINERS},
+)
+
+CONFINED_PODS = Policy(
+    "gpu-orchestrator-confined-pods",
+    "A pod that asks for GPUs sees those that it was given, and no others.",
+    (Resources(("pods",), ("CREATE",)),),
+    (
+        Validation(
+            "variables.isSmall",
+            f"a pod that asks for GPUs has at most {MOST_CONTAINERS} containers with {MOST_VARIABLES} variables in all, "
+            f"and {MOST_VOLUMES} volumes; use envFrom, or several pods",
+            reason="Invalid",
+        ),
+        *(
+            Validation(f"!variables.isSmall || ({each.expression})", each.message, reason=each.reason)
+            for each in _container_checks("variables.containers", "init containers too")
+        ),
+        Validation(
+            "!object.spec.?hostPID.orValue(false)",
+            "with hostPID a container reaches the devices of other pods' processes, so a pod that asks for GPUs has "
+            "none; remove hostPID",
+        ),
+        Validation(
+            "!variables.isSmall || variables.hostPaths.all(parts, parts.size() > 0 && "
+            "!(parts[0] in ['dev', 'proc', 'sys']))",
+            "a hostPath of /, /dev, /proc or /sys shows GPUs of others; remove the volume. For shared memory at "
+            "/dev/shm use emptyDir with medium: Memory",
+        ),
+        Validation(
+            "object.metadata.annotations.all(key, !key.contains('cdi.k8s.io/'))",
+            "an annotation of cdi.k8s.io/ adds devices past the gpu-scheduler; remove it",
+        ),
+    ),
+    conditions=CLAIMED,
+    variables={
+        "containers": cel.CONTAINERS,
+        "isSmall": f"variables.containers.size() <= {MOST_CONTAINERS} && "
+        f"object.spec.?volumes.orValue([]).size() <= {MOST_VOLUMES} && "
+        f"variables.containers.map(container, container.?env.orValue([]).size()).sum() <= {MOST_VARIABLES}",
+        "hostPaths": "object.spec.?volumes.orValue([]).filter(volume, has(volume.hostPath)).map(volume, "
+        "volume.hostPath.path.split('/').filter(part, !(part in ['', '.'])))",
+    },
+)
+
+LATE_CONTAINERS = Policy(
+    "gpu-orchestrator-late-containers",
+    "A container that `kubectl debug` adds to a pod with GPUs sees the same GPUs as the others.",
+    (Resources(("pods/ephemeralcontainers",), ("UPDATE",)),),
+    _container_checks("variables.added", "ephemeral containers"),
+    conditions=CLAIMED,
+    variables={
+        "known": "oldObject.spec.?ephemeralContainers.orValue([]).map(container, container.name)",
+        "added": "object.spec.?ephemeralContainers.orValue([]).filter(container, "
+        "!(container.name in variables.known))",
+    },
+)
+
+POLICIES = (CLAIMED_PODS, CONFINED_PODS, LATE_CONTAINERS)

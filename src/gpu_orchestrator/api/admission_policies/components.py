@@ -1,0 +1,116 @@
+"""What each of our processes writes beside pods: leases, reports of nodes; and who may use which priority."""
+
+from gpu_orchestrator.api import names
+from gpu_orchestrator.api.admission_policies import cel
+from gpu_orchestrator.api.admission_policies.policy import NAMESPACE_NAME, Policy, Resources, Validation
+
+HIGH = names.PRIORITY_CLASSES["high"]
+CONTROLLERS = "gpu-orchestrator-controllers"
+"""PriorityClass of our own Deployments."""
+
+_LABELLED = f"namespaceObject.metadata.?labels[?'{names.ALLOW_HIGH_PRIORITY}'].orValue('') == 'true'"
+_LABEL = (
+    f"let an administrator label the namespace {names.ALLOW_HIGH_PRIORITY}=true, or use a lower priority"
+)
+_IT = {"it": "object == null ? oldObject : object"}
+_OURS = f"system:serviceaccount:{names.NAMESPACE}:"
+_NODES = {"nodes": cel.CALLER_NODES}
+_AGENT_LEASE = (
+    f"{cel.IS_AGENT} && variables.nodes.exists(node, variables.it.metadata.name == "
+    f"'{names.AGENT_LEASE_PREFIX}' + node)"
+)
+
+LEASES = Policy(
+    "gpu-orchestrator-leases",
+    "A Lease says who holds a device, who leads, and which agent lives. Each process writes its own.",
+    (Resources(("leases",), ("CREATE", "UPDATE", "DELETE"), "coordination.k8s.io"),),
+    (
+        Validation(
+            f"variables.isDevice ? {cel.IS_SCHEDULER} : "
+            f"variables.it.metadata.name == '{names.OPERATOR_LEASE}' ? {cel.IS_OPERATOR} : "
+            f"variables.it.metadata.name.endsWith('{names.SCHEDULER}.{names.SCHEDULING_GROUP}') ? "
+            f"variables.it.metadata.name == variables.account + '.{names.SCHEDULING_GROUP}' : "
+            f"variables.it.metadata.name.startsWith('{names.AGENT_LEASE_PREFIX}') ? ({_AGENT_LEASE}) : "
+            f"variables.it.metadata.name.startsWith('{names.DEVICE_LEASE_PREFIX}') ? {cel.IS_SCHEDULER} : true",
+            "'Lease ' + variables.it.metadata.name + ' says who holds a GPU, who leads or which agent lives; ' + "
+            "request.userInfo.username + ' cannot write it: only the process can that it belongs to. Delete a pod to "
+            "free its GPUs'",
+            is_computed=True,
+        ),
+    ),
+    conditions={
+        "not-cleaning-up": f"!(request.operation == 'DELETE' && ({cel.IS_KUBERNETES}))",
+        "not-an-administrator": f"!{cel.IS_ADMINISTRATOR}",
+    },
+    variables=_IT
+    | _NODES
+    | {
+        "account": f"request.userInfo.username.replace('{_OURS}', '')",
+        "isDevice": f"[object, oldObject].exists(each, each != null && "
+        f"each.metadata.?labels[?'{names.MANAGED}'].orValue('') == 'true')",
+    },
+    namespaces={"matchLabels": {NAMESPACE_NAME: names.NAMESPACE}},
+)
+
+REPORTS = Policy(
+    "gpu-orchestrator-reports",
+    "What devices a node has is reported by the agent on that node: its token names the node.",
+    (
+        Resources(
+            ("gpunodestatuses", "gpunodestatuses/status"),
+            ("CREATE", "UPDATE", "DELETE"),
+            names.SCHEDULING_GROUP,
+        ),
+    ),
+    (
+        Validation(
+            f"{cel.IS_AGENT} && [object, oldObject].filter(each, each != null).all(each, "
+            "each.metadata.name in variables.nodes && each.?spec.?nodeName.orValue(each.metadata.name) in "
+            "variables.nodes)",
+            "'GpuNodeStatus ' + variables.it.metadata.name + ' is written by the agent on that node alone; ' + "
+            "request.userInfo.username + ' is on ' + (variables.nodes.size() > 0 ? variables.nodes[0] : 'no node')",
+            is_computed=True,
+        ),
+    ),
+    conditions={
+        "not-cleaning-up": f"!(request.operation == 'DELETE' && ({cel.IS_KUBERNETES}))",
+        "not-an-administrator": f"!{cel.IS_ADMINISTRATOR}",
+    },
+    variables=_IT | _NODES,
+    namespaces=None,
+)
+
+PRIORITY = Policy(
+    "gpu-orchestrator-priority",
+    "High priority is placed before the work of others, so an administrator says which namespaces have it.",
+    (Resources(("pods",), ("CREATE",)),),
+    (
+        Validation(
+            f"object.spec.priorityClassName != '{HIGH}' || {_LABELLED}",
+            f"priorityClassName {HIGH} is placed before the pods of other namespaces; {_LABEL}",
+        ),
+        Validation(
+            f"object.spec.priorityClassName != '{CONTROLLERS}' || request.namespace == '{names.NAMESPACE}'",
+            f"priorityClassName {CONTROLLERS} is for the controllers in namespace {names.NAMESPACE}; use "
+            f"{names.PRIORITY_CLASSES['normal']}",
+        ),
+    ),
+    conditions={
+        "of-ours": f"object.spec.?priorityClassName.orValue('') in {cel.text_list((HIGH, CONTROLLERS))}"
+    },
+)
+
+WORKLOAD_PRIORITY = Policy(
+    "gpu-orchestrator-workload-priority",
+    "The same for a GPUWorkload, whose pods the operator makes: refused at once instead of waiting without a pod.",
+    (Resources(("gpuworkloads",), ("CREATE", "UPDATE"), names.WARP_GROUP, names.WARP_VERSION),),
+    (
+        Validation(
+            f"object.spec.?priority.orValue('') != 'high' || {_LABELLED} || "
+            "(oldObject != null && oldObject.spec.?priority.orValue('') == 'high')",
+            f"priority high is placed before the workloads of other namespaces; {_LABEL}",
+        ),
+    ),
+)
+
+POLICIES = (LEASES, REPORTS, PRIORITY, WORKLOAD_PRIORITY)

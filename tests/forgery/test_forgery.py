@@ -1,0 +1,159 @@
+"""Forgeries are refused with a reason, whether something fills pods in or not, and what is legitimate passes."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from controlplane.cluster import OPTIONAL, Cluster
+from controlplane.toolbox import Toolbox
+from gpu_orchestrator.api.admission_policies import files
+from tests.forgery import changes, legitimate, pods
+from tests.forgery.calls import PODS, TENANT, Call, Outcome, create
+from tests.forgery.play import BARE, DOWN, POLICY, PROBES, Play, complaints, expectations, forgeries
+from tests.forgery.sins import sins
+
+CLASSES = sorted({call.id.split()[0] for call in forgeries()})
+PHASES = (DOWN, POLICY)
+UNFILLED = "without anything"
+
+
+@pytest.fixture(scope="module")
+def play(toolbox: Toolbox) -> Iterator[Play]:
+    """Try all tables in all phases, in a cluster of their own: policies hold for every namespace."""
+    with Cluster.start(parts=OPTIONAL, toolbox=toolbox) as cluster:
+        made = Play(cluster)
+        made.prepare()
+        try:
+            act(made)
+            yield made
+        finally:
+            made.close()
+
+
+def act(play: Play) -> None:
+    play.run(UNFILLED, [*(create(f"filled {name}", pods.filled(pod)) for name, pod in corpus()), *legitimate.unclaimed()])
+    play.kubectl("apply", "-k", "mutating-policy")
+    play.await_filling(is_on=True)
+    play.run(BARE, [*(create(name, pod) for name, pod in corpus()), *legitimate.unclaimed()])
+    play.kubectl("apply", "-k", "policy")
+    play.await_policies()
+    play.run(POLICY, filled_in(forgeries()) + filled_in(expectations(is_filled=False)))
+    play.kubectl("delete", "-k", "mutating-policy")
+    play.await_filling(is_on=False)
+    play.run(DOWN, [*forgeries(), *expectations(is_filled=True)])
+
+
+def filled_in(calls: list[Call]) -> list[Call]:
+    """Return the calls that reach what fills pods in."""
+    return [call for call in calls if is_creation(call) or "ephemeral" in call.path]
+
+
+def is_creation(call: Call) -> bool:
+    return (call.method, call.path) == ("POST", PODS) or call.path == f"{PODS}/applied"
+
+
+def corpus() -> list[tuple[str, pods.Json]]:
+    """Return all claimed pods of the tables that the pure function fills in, by name."""
+    forged = [(call.id, call.body) for call in forgeries() if call.path == PODS and call.method == "POST"]
+    return [(name, pod) for name, pod in (*forged, *legitimate.claimed()) if pods.filled(pod) is not pod]
+
+
+def test_tables_are_large_and_name_each_case_once() -> None:
+    forged, passing = forgeries(), expectations(is_filled=True)
+    assert len({call.id for call in (*forged, *passing)}) == len(forged) + len(passing)
+    assert len(forged) >= 250
+    assert len(passing) >= 100
+    assert len(corpus()) >= 200
+    assert set(PROBES) == {each.name for each in files.policies()}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("class_", CLASSES)
+def test_forgery_is_refused_with_its_reason(play: Play, phase: str, class_: str) -> None:
+    tried = [call for call in forgeries() if call.id.split()[0] == class_ and call.id in play.outcomes[phase]]
+    check = refused_as_said if phase == DOWN else refused_or_repaired
+    assert complaints(tried, play.outcomes[phase], check) == {}
+
+
+def refused_as_said(call: Call, outcome: Outcome) -> str:
+    if call.is_dropped:
+        return refused_or_repaired(call, outcome)
+    if outcome.answer is not None:
+        return "was accepted"
+    says = call.says.split(" | ") + [changes.STATUS] * call.path.endswith("/status")  # policies have no order
+    is_said = any(words in outcome.why for words in says)
+    return "" if is_said and outcome.status in (403, 422) else outcome.why
+
+
+def refused_or_repaired(call: Call, outcome: Outcome) -> str:
+    """Return an empty text if the call was refused, or if what it asked for was set right or ignored."""
+    if outcome.answer is None:
+        return "" if outcome.status in (403, 422) else outcome.why
+    if call.is_dropped:
+        annotations = outcome.answer["metadata"].get("annotations", {})
+        return "was accepted" if "7" in annotations.values() else ""
+    if not call.is_repaired:
+        return "was accepted"
+    return ", ".join(sins(outcome.answer, outcome.answer if call.method == "PATCH" else None))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_legitimate_requests_pass(play: Play, phase: str) -> None:
+    passing = [call for call in expectations(is_filled=phase == DOWN) if call.id in play.outcomes[phase]]
+    assert len(passing) > 100
+    assert complaints(passing, play.outcomes[phase], lambda _, outcome: outcome.why) == {}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_claimed_pods_that_pass_keep_the_rules(play: Play, phase: str) -> None:
+    passed = [create(name, pod) for name, pod in legitimate.claimed() if "canary" not in name]
+    assert complaints(passed, play.outcomes[phase], lambda _, outcome: ", ".join(sins(outcome.answer or {}))) == {}
+
+
+@pytest.mark.parametrize("phase", [BARE, POLICY, DOWN])
+def test_pods_without_a_claim_stay_as_they_are(play: Play, phase: str) -> None:
+    for call in legitimate.unclaimed():
+        before, after = (play.outcomes[each][call.id].answer for each in (UNFILLED, phase))
+        assert before and after
+        assert comparable(before) == comparable(after), call.id
+
+
+def test_mutating_policy_fills_in_what_the_pure_function_does(play: Play) -> None:
+    for name, _ in corpus():
+        wanted, made = play.outcomes[UNFILLED][f"filled {name}"], play.outcomes[BARE][name]
+        if wanted.answer is None:  # something else is wrong with it
+            assert made.answer is None, name
+            continue
+        assert made.answer is not None, f"{name}: {made.why}"
+        assert comparable(made.answer) == comparable(wanted.answer), name
+
+
+def comparable(pod: pods.Json) -> pods.Json:
+    """Return what tells two admitted pods apart: the name of the token's volume and times are by chance, and
+    tolerations have no order."""
+    spec = dict(pod["spec"])
+    spec["tolerations"] = sorted(spec.get("tolerations", []), key=str)
+    spec["volumes"] = [each for each in spec.get("volumes", []) if "kube-api-access" not in each["name"]]
+    for kind in ("initContainers", "containers"):
+        spec[kind] = [without_token(each) for each in spec.get(kind, [])]
+    return {"spec": spec, "annotations": pod["metadata"].get("annotations"), "labels": pod["metadata"].get("labels")}
+
+
+def without_token(container: pods.Json) -> pods.Json:
+    mounts = container.get("volumeMounts", [])
+    return {**container, "volumeMounts": [each for each in mounts if "kube-api-access" not in each["name"]]}
+
+
+def test_policies_have_no_type_errors(play: Play) -> None:
+    path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+    found = {each["metadata"]["name"]: each for each in play.admin("GET", path)["items"]}
+    assert {each.name for each in files.policies()} <= set(found)
+    for each in files.policies():
+        assert not found[each.name].get("status", {}).get("typeChecking", {}).get("expressionWarnings"), each.name
+
+
+def test_tenant_is_not_refused_what_the_tables_need(play: Play) -> None:
+    """Without these rights the cases would fail for another reason than the policies."""
+    for call in forgeries():
+        if call.user == TENANT and "cannot " not in call.says:
+            assert "cannot patch resource" not in play.outcomes[DOWN][call.id].why, call.id
