@@ -7,7 +7,6 @@ import pytest
 
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.cluster import Cluster
-from gpu_orchestrator.core.columns import Ints
 from gpu_orchestrator.core.decide import decide
 from gpu_orchestrator.core.filters import Filter
 from gpu_orchestrator.core.node import Node
@@ -27,10 +26,13 @@ from gpu_orchestrator.engine.events import (
     Tick,
 )
 from gpu_orchestrator.engine.order import FairBands
+from gpu_orchestrator.engine.unschedulable import Key
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.builders import node, request
 
 MANY = 300
+Rows = tuple[list[int], list[int]]
+Filters = tuple[Filter, ...]
 
 
 def engine_with(*nodes: Node, **options: Any) -> Engine:
@@ -99,9 +101,9 @@ def test_event_on_a_node_checks_one_wave_and_the_next_ticks_the_rest(monkeypatch
     monkeypatch.setattr(unschedulable, "WAVE", 10)
     checked = list[int]()
 
-    def check(filters: tuple[Filter, ...], cluster: Cluster, rows: Ints) -> tuple[Ints, Ints]:
-        checked.extend(rows.tolist())
-        return passing(filters, cluster, rows)
+    def check(key: Key, filters: Filters, cluster: Cluster, rows: list[int]) -> Rows:
+        checked.extend(rows)
+        return passing(key, filters, cluster, rows)
 
     monkeypatch.setattr("gpu_orchestrator.engine.unschedulable.passing", check)
     engine = engine_with(with_memory("a"), max_decisions=1)
@@ -129,9 +131,9 @@ def test_completion_costs_one_decision_whatever_number_of_shapes_waits(
         decided.append(asked.key)
         return decide(asked, *others)
 
-    def count_check(filters: tuple[Filter, ...], cluster: Cluster, rows: Ints) -> tuple[Ints, Ints]:
-        checked.extend(rows.tolist())
-        return passing(filters, cluster, rows)
+    def count_check(key: Key, filters: Filters, cluster: Cluster, rows: list[int]) -> Rows:
+        checked.extend(rows)
+        return passing(key, filters, cluster, rows)
 
     engine = engine_with(with_memory("a"), with_memory("b"), order=FairBands(), max_decisions=200)
     for number in range(16):

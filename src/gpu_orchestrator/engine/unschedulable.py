@@ -11,11 +11,8 @@ requests was decided: it may fit, but nobody knows where.
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.cluster import Cluster
-from gpu_orchestrator.core.columns import Bools
 from gpu_orchestrator.core.filters import Filter
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Shape
@@ -54,13 +51,13 @@ class Unschedulable:
         self._wakeup, self._neighbours = WakeupIndex(), NeighbourWatch()
         self._eligible = EligibleRows()
         self._openings = Openings(self._wakeup, self._eligible)
-        self._open: Bools = np.zeros(17, np.bool_)
+        self._open = 0
         self._slots: list[Group | None] = []
         self._unused: list[int] = []
         self._size = 0
         self._is_settled = True
         self._offers = 0
-        self._best: tuple[Turn, tuple[int, int]] | None = None
+        self._best: tuple[Turn, tuple[int, int, int]] | None = None
         """The turn of the next request that may fit, and the state in which that was found."""
         self.is_paused = False
         """True if the last call of `next_in_turn` has more groups to check."""
@@ -137,8 +134,8 @@ class Unschedulable:
             return
         if observed:
             self._eligible.notice(cluster.row(name))
-        if self._openings.add(cluster, name):
-            self._offer_more()
+        self._openings.add(name)
+        self._is_settled = False
 
     @property
     def is_behind(self) -> bool:
@@ -160,17 +157,17 @@ class Unschedulable:
         comes before, or if the checks of one call are used up (`is_paused`)."""
         self.is_paused = False
         before = None if first is None else self._turns.of(first)
-        if before is not None and self._comes_first(before):
+        if before is not None and not self._openings.has_news and self._comes_first(before):
             return None
         self._openings.refresh(cluster)
-        offered = self._openings.offered() | self._open
+        offered = self._openings.offered | self._open
         checks, most_rows = 0, cluster.rows_judged + WAVE_ROWS
         for line in self._turns.in_turn(offered):
             group, waiting = self._slots[line.slot], line.heap.first()
-            if group is None or waiting is None or not offered[line.slot]:
+            if group is None or waiting is None or not offered >> line.slot & 1:
                 continue
             if before is not None and before < (turn := self._turns.of(waiting)):
-                self._best = turn, (self._offers, self._fair_share.version)
+                self._best = turn, self._version()
                 return None
             if checks >= WAVE or cluster.rows_judged >= most_rows:
                 self.is_paused = True
@@ -178,24 +175,25 @@ class Unschedulable:
                 return None
             if group.is_open or self._fits(group, cluster):
                 return waiting
-            offered[line.slot] = False
+            offered ^= 1 << line.slot
             checks += 1
-        self._settle_openings(cluster)
+        self._settle_openings()
         return None
 
     def _comes_first(self, turn: Turn) -> bool:
         """Return True if this turn is known to come before that of every request that may fit. Only more
         offers and other turns of flows can change that: what leaves or no longer fits leaves later ones."""
-        if self._best is None or self._best[1] != (self._offers, self._fair_share.version):
-            return False
-        return turn < self._best[0]
+        return self._best is not None and self._best[1] == self._version() and turn < self._best[0]
+
+    def _version(self) -> tuple[int, int, int]:
+        return self._offers, self._openings.opened, self._fair_share.version
 
     def _offer_more(self) -> None:
         self._is_settled = False
         self._offers += 1
 
-    def _settle_openings(self, cluster: Cluster) -> None:
-        for slot in self._openings.settle(cluster).tolist():
+    def _settle_openings(self) -> None:
+        for slot in self._openings.settle():
             if (group := self._slots[slot]) is not None:
                 self._set_open(group)
         self._is_settled = not self._openings
@@ -204,12 +202,12 @@ class Unschedulable:
     def _fits(self, group: Group, cluster: Cluster) -> bool:
         """Return True if the group fits on a node that it is offered, by a closer look."""
         rows = self._openings.rows_for(group.slot)
-        fitting, excluded = passing(group.filters, cluster, rows)
-        for row in excluded.tolist():
+        fitting, excluded = passing(group.key, group.filters, cluster, rows)
+        for row in excluded:
             self._eligible.exclude(group.slot, row)
-        if not len(fitting):
+        if not fitting:
             self._openings.refuse(group.slot)
-        return len(fitting) > 0
+        return bool(fitting)
 
     # --- groups ------------------------------------------------------------------------------------------
 
@@ -235,20 +233,22 @@ class Unschedulable:
             del group.lines[at]
 
     def _sleep(self, group: Group, cluster: Cluster) -> None:
-        group.is_open = self._open[group.slot] = False
+        group.is_open = False
+        self._open &= ~(1 << group.slot)
         self._openings.refuse(group.slot)
         self._wakeup.set(group.slot, group.key[0], cluster)
         self._neighbours.set(group.key, cluster)
 
     def _set_open(self, group: Group) -> None:
-        group.is_open = self._open[group.slot] = True
+        group.is_open = True
+        self._open |= 1 << group.slot
         self._openings.refuse(group.slot)
         self._wakeup.clear(group.slot)
         self._neighbours.clear(group.key)
         self._offer_more()
 
     def _drop(self, group: Group) -> None:
-        self._open[group.slot] = False
+        self._open &= ~(1 << group.slot)
         self._openings.refuse(group.slot)
         self._wakeup.clear(group.slot)
         self._neighbours.clear(group.key)
@@ -260,8 +260,4 @@ class Unschedulable:
         if self._unused:
             return self._unused.pop()
         self._slots.append(None)
-        self._openings.make_room(len(self._slots))
-        more = len(self._openings.offered()) - len(self._open)
-        if more:
-            self._open = np.concatenate((self._open, np.zeros(more, np.bool_)))
         return len(self._slots) - 1
