@@ -113,7 +113,7 @@ class Standing:
         self.scores[changed] = -np.inf
         rows = changed[codes == FITS]
         if len(rows):
-            self.scores[rows] = _scores(self.offers(cluster, rows), self.policy)
+            self.scores[rows] = scores_of(self.offers(cluster, rows), self.policy)
 
     def offers(self, cluster: "Cluster", rows: Ints) -> Offers:
         return Offers(cluster, self.kind, self.policy.allocate, rows, self.known)
@@ -233,7 +233,7 @@ def _nearly_current(key: tuple[Shape, Policy], cluster: "Cluster") -> Standing |
         return None
 
 
-def _scores(offers: Offers, policy: Policy) -> Floats:
+def scores_of(offers: Offers, policy: Policy) -> Floats:
     total = np.zeros(len(offers))
     for weight, opinion in policy.strategy.opinions:
         total += weight * opinion(offers)

@@ -27,6 +27,11 @@ class EligibleRows:
         column &= ~bit
         column[rows] |= bit
 
+    def set_all(self, slot: int, size: int) -> None:
+        """Any node could take the shape in this slot: it was not looked at closely."""
+        self._make_room(size, slot + 1)
+        self._bits[:, slot >> 3] |= np.uint8(1 << (slot & 7))
+
     def exclude(self, slot: int, row: int) -> None:
         """This node cannot take the shape until the node itself changes."""
         self._bits[row, slot >> 3] &= ~np.uint8(1 << (slot & 7))

@@ -30,6 +30,10 @@ class Opening:
     is_paused: bool = False
     again: bool = False
 
+    @property
+    def possible(self) -> int:
+        return self.left | self.asked if self.again else self.left
+
 
 class Openings:
     def __init__(self, wakeup: WakeupIndex, eligible: EligibleRows) -> None:
@@ -70,8 +74,8 @@ class Openings:
         return self.offered >> slot & 1 == 1
 
     def rows_for(self, slot: int) -> list[int]:
-        """Return the rows of the nodes that may help this slot."""
-        return [row for row, opening in self._at.items() if opening.left >> slot & 1]
+        """Return the rows of all nodes that may help this slot, also of those that it would wait for."""
+        return [row for row, each in self._at.items() if each.possible >> slot & 1]
 
     def refuse(self, slot: int) -> None:
         """No opening helps this slot, by a closer look."""

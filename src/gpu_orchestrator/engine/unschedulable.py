@@ -11,9 +11,9 @@ requests was decided: it may fit, but nobody knows where.
 
 from dataclasses import dataclass, field
 
-from gpu_orchestrator.core.answer import Refusal
+from gpu_orchestrator.core.answer import Refusal, too_little
 from gpu_orchestrator.core.cluster import Cluster
-from gpu_orchestrator.core.filters import Filter
+from gpu_orchestrator.core.filters import Filter, compile_filters
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Shape
 from gpu_orchestrator.core.standing import current, passing
@@ -61,6 +61,8 @@ class Unschedulable:
         """The turn of the next request that may fit, and the state in which that was found."""
         self.is_paused = False
         """True if the last call of `next_in_turn` has more groups to check."""
+        self.fitting: list[int] | None = None
+        """The only rows on which the request that `next_in_turn` returned fits, if they are known."""
 
     def __len__(self) -> int:
         return self._size
@@ -87,25 +89,25 @@ class Unschedulable:
         """Park a request that was refused just now; it and all equal ones wait until a node could take
         them."""
         key = (waiting.request.shape, waiting.policy)
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = Group(key, refusal, self._new_slot())
-            self._slots[group.slot] = group
+        group = self._groups.get(key) or self._new_group(key, refusal)
         standing = current(waiting.request.shape, cluster, waiting.policy)
         group.refusal, group.filters = refusal, standing.filters
         self._eligible.set(group.slot, standing.eligible(), cluster.inventory.size)
         self._sleep(group, cluster)
         self._join(group, waiting)
 
-    def park_again(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
-        """Park a request of an open group and return why, if by the numbers it fits nowhere and the closer
-        look would have to begin from the start; None if it must be judged."""
+    def park_by_numbers(self, waiting: Waiting, cluster: Cluster, *, explained: bool) -> Refusal | None:
+        """Park a request and return why, if by the numbers it fits nowhere and the closer look would have to
+        begin from the start; None if it must be judged. `explained`: a closer look must have said why."""
         key = (waiting.request.shape, waiting.policy)
         group = self._groups.get(key)
-        if group is None or not group.is_open:
+        if explained if group is None else not group.is_open:
             return None
         if key in cluster.standings or is_met_anywhere(waiting.request.shape, cluster):
             return None
+        if group is None:
+            group = self._new_group(key, too_little(len(cluster)))
+            self._eligible.set_all(group.slot, cluster.inventory.size)
         self._sleep(group, cluster)
         self._join(group, waiting)
         return group.refusal
@@ -155,7 +157,7 @@ class Unschedulable:
     def next_in_turn(self, cluster: Cluster, first: Waiting | None) -> Waiting | None:
         """Return the next request, in turn, that may fit now; None if there is none, if the turn of `first`
         comes before, or if the checks of one call are used up (`is_paused`)."""
-        self.is_paused = False
+        self.is_paused, self.fitting = False, None
         before = None if first is None else self._turns.of(first)
         if before is not None and not self._openings.has_news and self._comes_first(before):
             return None
@@ -201,12 +203,16 @@ class Unschedulable:
 
     def _fits(self, group: Group, cluster: Cluster) -> bool:
         """Return True if the group fits on a node that it is offered, by a closer look."""
+        if not group.filters:
+            group.filters = compile_filters(group.key[0], cluster.inventory)
         rows = self._openings.rows_for(group.slot)
         fitting, excluded = passing(group.key, group.filters, cluster, rows)
         for row in excluded:
             self._eligible.exclude(group.slot, row)
         if not fitting:
             self._openings.refuse(group.slot)
+        elif group.key[0].rules is None and group.key not in cluster.standings:
+            self.fitting = fitting
         return bool(fitting)
 
     # --- groups ------------------------------------------------------------------------------------------
@@ -256,8 +262,11 @@ class Unschedulable:
         self._slots[group.slot] = None
         self._unused.append(group.slot)
 
-    def _new_slot(self) -> int:
+    def _new_group(self, key: Key, refusal: Refusal) -> Group:
         if self._unused:
-            return self._unused.pop()
-        self._slots.append(None)
-        return len(self._slots) - 1
+            slot = self._unused.pop()
+        else:
+            slot = len(self._slots)
+            self._slots.append(None)
+        group = self._groups[key] = self._slots[slot] = Group(key, refusal, slot)
+        return group
