@@ -7,8 +7,7 @@ import pytest
 
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.cluster import Cluster
-from gpu_orchestrator.core.columns import Ints
-from gpu_orchestrator.core.decide import decide
+from gpu_orchestrator.core.decide import decide_among
 from gpu_orchestrator.core.filters import Filter
 from gpu_orchestrator.core.node import Node
 from gpu_orchestrator.core.request import Request
@@ -27,10 +26,13 @@ from gpu_orchestrator.engine.events import (
     Tick,
 )
 from gpu_orchestrator.engine.order import FairBands
+from gpu_orchestrator.engine.unschedulable import Key
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.builders import node, request
 
 MANY = 300
+Rows = tuple[list[int], list[int]]
+Filters = tuple[Filter, ...]
 
 
 def engine_with(*nodes: Node, **options: Any) -> Engine:
@@ -99,9 +101,9 @@ def test_event_on_a_node_checks_one_wave_and_the_next_ticks_the_rest(monkeypatch
     monkeypatch.setattr(unschedulable, "WAVE", 10)
     checked = list[int]()
 
-    def check(filters: tuple[Filter, ...], cluster: Cluster, rows: Ints) -> tuple[Ints, Ints]:
-        checked.extend(rows.tolist())
-        return passing(filters, cluster, rows)
+    def check(key: Key, filters: Filters, cluster: Cluster, rows: list[int]) -> Rows:
+        checked.extend(rows)
+        return passing(key, filters, cluster, rows)
 
     monkeypatch.setattr("gpu_orchestrator.engine.unschedulable.passing", check)
     engine = engine_with(with_memory("a"), max_decisions=1)
@@ -125,13 +127,13 @@ def test_completion_costs_one_decision_whatever_number_of_shapes_waits(
     """A slot and a device become free: all of them could have it, one gets it, the others are not asked."""
     decided, checked = list[str](), list[int]()
 
-    def count_decision(asked: Request, *others: Any) -> Placement | Refusal:
+    def count_decision(rows: list[int], asked: Request, *others: Any) -> Placement | Refusal:
         decided.append(asked.key)
-        return decide(asked, *others)
+        return decide_among(rows, asked, *others)
 
-    def count_check(filters: tuple[Filter, ...], cluster: Cluster, rows: Ints) -> tuple[Ints, Ints]:
-        checked.extend(rows.tolist())
-        return passing(filters, cluster, rows)
+    def count_check(key: Key, filters: Filters, cluster: Cluster, rows: list[int]) -> Rows:
+        checked.extend(rows)
+        return passing(key, filters, cluster, rows)
 
     engine = engine_with(with_memory("a"), with_memory("b"), order=FairBands(), max_decisions=200)
     for number in range(16):
@@ -140,7 +142,8 @@ def test_completion_costs_one_decision_whatever_number_of_shapes_waits(
     waiting = [different(number, 1, tenant=f"t{number % owners}") for number in range(MANY)]
     for number, each in enumerate(waiting):
         engine.handle(RequestAdded(each), float(number))
-    monkeypatch.setattr("gpu_orchestrator.engine.engine.decide", count_decision)
+    monkeypatch.setattr("gpu_orchestrator.engine.engine.decide", None)
+    monkeypatch.setattr("gpu_orchestrator.engine.engine.decide_among", count_decision)
     monkeypatch.setattr("gpu_orchestrator.engine.unschedulable.passing", count_check)
     for number in range(16):
         assert len(placed(take_in(engine, RequestRemoved(f"runs{number}"), 1000.0))) == 1
@@ -204,3 +207,21 @@ def test_shapes_judged_between_ticks_are_bounded_and_none_is_forgotten() -> None
         assert engine.cluster.standings.rows_judged == size * (1 + ticks)
     assert [each.request.key for each in actions if isinstance(each, Refuse)] == [f"r{n}" for n in range(5)]
     assert engine.deadline(0.0) is None
+
+
+def test_shape_that_fits_nowhere_by_the_numbers_is_parked_without_a_closer_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody reads why: ten thousand new shapes are not judged on each of a thousand full nodes."""
+    engine = engine_with(with_memory("a"), explains=False)
+    engine.handle(RequestAdded(request("full", 8)), 0.0)
+    engine.handle(Placed("full"), 0.0)
+    monkeypatch.setattr("gpu_orchestrator.engine.engine.decide", None)
+    for number in range(MANY):
+        (refused,) = engine.handle(RequestAdded(different(number, 1)), 1.0)
+        assert isinstance(refused, Refuse)
+        assert refused.refusal.message == "0/1 nodes fit: 1 has too little free"
+    assert engine.counts()["parked"] == MANY
+    why = engine.why("r7")
+    assert why is not None and "free" in why.message and why.nearest is not None
+    assert len(placed(take_in(engine, RequestRemoved("full"), 2.0))) == 8

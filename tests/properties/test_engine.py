@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from gpu_orchestrator.core.decide import decide
 from gpu_orchestrator.core.offers import Offers
 from gpu_orchestrator.core.policy import Strategy
 from gpu_orchestrator.core.request import Request, Shape
-from gpu_orchestrator.engine import unschedulable
+from gpu_orchestrator.engine import turns, unschedulable, wakeup_index
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
     Action,
@@ -123,13 +124,15 @@ class Model:
     at_once=st.sampled_from([1, 3, 1000]),
     per_call=st.sampled_from([1, 1000]),
     order=st.sampled_from([PriorityThenTime(), FairBands()]),
+    explains=st.booleans(),
 )
 def test_no_request_is_lost_or_placed_twice_or_parked_while_it_fits(
-    seed: int, length: int, at_once: int, per_call: int, order: Order
+    seed: int, length: int, at_once: int, per_call: int, order: Order, explains: bool
 ) -> None:
     rng, model = Random(seed), Model(order, at_once)
     policy_of = with_fragile().policy_of
-    engine = Engine(policy_of, Random(1), order=order, max_in_flight=at_once, max_decisions=per_call)
+    options: dict[str, Any] = {"max_in_flight": at_once, "max_decisions": per_call, "explains": explains}
+    engine = Engine(policy_of, Random(1), order=order, **options)
     shapes = [a_shape(rng) for _ in range(3)]
     for number in range(length):
         events = [_some_event(rng, model, shapes, number)]
@@ -250,10 +253,12 @@ def _finish(engine: Engine, model: Model) -> None:
 @given(seed=st.integers(0, 2**32), length=st.integers(1, 60), at_once=st.sampled_from([2, 1000]))
 def test_slices_do_not_change_what_is_placed(seed: int, length: int, at_once: int) -> None:
     """One engine decides all at once. The other judges one shape per tick, wakes one parked shape at a time,
-    and has forgotten nearly every standing."""
+    compares few of them as it would compare many, has forgotten nearly every standing, and parks what fits
+    nowhere by the numbers without a closer look."""
     rng = Random(seed)
     whole = Engine(REGISTRY.policy_of, Random(1), max_in_flight=at_once)
-    sliced = Engine(REGISTRY.policy_of, Random(1), max_in_flight=at_once, max_decisions=1, max_rows=1)
+    options: dict[str, Any] = {"max_decisions": 1, "max_rows": 1, "explains": False}
+    sliced = Engine(REGISTRY.policy_of, Random(1), max_in_flight=at_once, **options)
     shapes, model = [a_shape(rng) for _ in range(8)], Model(PriorityThenTime())
     for number in range(length):
         event = _some_event(rng, model, shapes, number)
@@ -264,6 +269,8 @@ def test_slices_do_not_change_what_is_placed(seed: int, length: int, at_once: in
         placed = _placed(whole.handle(event, model.now))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(unschedulable, "WAVE", 1)
+            patch.setattr(turns, "FEW", 0)
+            patch.setattr(wakeup_index, "FEW", 0)
             patch.setattr(standing_cache, "KEEP", 2)
             patch.setattr(standing_cache, "KEEP_REFUSED", 1)
             assert _placed(_all_slices(sliced, event, model.now)) == placed

@@ -116,6 +116,11 @@ class FrameLink:
         return self._large_frame(now) if self._may_send_large() else None
 
     @property
+    def has_messages(self) -> bool:
+        """Whether messages wait to be written."""
+        return bool(self._small or self._cut or self._large)
+
+    @property
     def has_news(self) -> bool:
         """Whether what was received last may let `next` return a frame: a piece to acknowledge, or room for
         the next one."""

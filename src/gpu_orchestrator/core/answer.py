@@ -74,6 +74,11 @@ def not_judged(nodes: int, error: Exception) -> Refusal:
     return Refusal(nodes, error=f"could not be judged: {said}")
 
 
+def too_little(nodes: int) -> Refusal:
+    """Return the refusal of a request for which no node has enough by the numbers, without a closer look."""
+    return Refusal(nodes, (("have too little free", nodes),) if nodes else ())
+
+
 _SINGULAR = {"have": "has", "are": "is", "offer": "offers", "lack": "lacks", "do": "does"}
 
 

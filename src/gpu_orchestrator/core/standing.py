@@ -113,7 +113,7 @@ class Standing:
         self.scores[changed] = -np.inf
         rows = changed[codes == FITS]
         if len(rows):
-            self.scores[rows] = _scores(self.offers(cluster, rows), self.policy)
+            self.scores[rows] = scores_of(self.offers(cluster, rows), self.policy)
 
     def offers(self, cluster: "Cluster", rows: Ints) -> Offers:
         return Offers(cluster, self.kind, self.policy.allocate, rows, self.known)
@@ -198,23 +198,42 @@ def first_obstacle(filters: tuple[Filter, ...], cluster: "Cluster", row: int) ->
     return None
 
 
-def passing(filters: tuple[Filter, ...], cluster: "Cluster", rows: Ints) -> tuple[Ints, Ints]:
-    """Return which of these rows pass all filters, and which cannot pass until their node changes. Rules
-    about other pods count as judged rows, as in `first_obstacle`."""
-    excluded: list[Ints] = []
+def passing(
+    key: tuple[Shape, Policy], filters: tuple[Filter, ...], cluster: "Cluster", rows: list[int]
+) -> tuple[list[int], list[int]]:
+    """Return which of these rows pass all filters of the shape, and which cannot pass until their node
+    changes. Rules about other pods count as judged rows, as in `first_obstacle`."""
+    if (standing := _nearly_current(key, cluster)) is not None:
+        fitting = [row for row in rows if standing.codes.item(row) == FITS]
+        return fitting, [row for row in rows if standing.fact_codes.item(row) != FITS]
+    left, excluded = np.array(rows, np.int64), list[int]()
     for each in filters:
-        if not len(rows):
+        if not len(left):
             break
         if each.fact is None:
             cluster.standings.rows_judged += cluster.inventory.size // RULES_PER_ROW
-        passed = each.passes(cluster, rows)
+        passed = each.passes(cluster, left)
         if each.fact and not passed.all():
-            excluded.append(rows[~passed])
-        rows = rows[passed]
-    return rows, np.concatenate(excluded) if excluded else NOBODY
+            excluded += left[~passed].tolist()
+        left = left[passed]
+    return left.tolist(), excluded
 
 
-def _scores(offers: Offers, policy: Policy) -> Floats:
+def _nearly_current(key: tuple[Shape, Policy], cluster: "Cluster") -> Standing | None:
+    """Return the standing if it is cached and so few nodes changed since that it is cheap to update: the
+    decision that follows does that anyway. None if it is not, or if the policy breaks."""
+    standing = cluster.standings.recall(key)
+    if standing is None or key[0].rules is not None or len(standing.codes) != cluster.inventory.size:
+        return None
+    if cluster.changed.mark - standing.changed_mark > SMALL:
+        return None
+    try:
+        return current(key[0], cluster, key[1])
+    except Exception:  # a policy that breaks refuses its requests when it decides them
+        return None
+
+
+def scores_of(offers: Offers, policy: Policy) -> Floats:
     total = np.zeros(len(offers))
     for weight, opinion in policy.strategy.opinions:
         total += weight * opinion(offers)

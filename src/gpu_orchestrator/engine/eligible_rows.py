@@ -8,7 +8,8 @@ one node costs one line of bits, however many shapes are parked.
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_orchestrator.core.columns import Bools, Ints
+from gpu_orchestrator.core.columns import Ints
+from gpu_orchestrator.engine import slot_sets
 
 ALL = 0xFF
 
@@ -26,6 +27,11 @@ class EligibleRows:
         column &= ~bit
         column[rows] |= bit
 
+    def set_all(self, slot: int, size: int) -> None:
+        """Any node could take the shape in this slot: it was not looked at closely."""
+        self._make_room(size, slot + 1)
+        self._bits[:, slot >> 3] |= np.uint8(1 << (slot & 7))
+
     def exclude(self, slot: int, row: int) -> None:
         """This node cannot take the shape until the node itself changes."""
         self._bits[row, slot >> 3] &= ~np.uint8(1 << (slot & 7))
@@ -35,13 +41,11 @@ class EligibleRows:
         self._make_room(row + 1, 0)
         self._bits[row] = ALL
 
-    def among(self, slots: Ints, row: int) -> Ints:
-        """Return those of these slots whose shape the node could take."""
-        if len(slots) == 1:
-            slot: int = slots.item(0)
-            return slots if self._bits.item(row, slot >> 3) >> (slot & 7) & 1 else slots[:0]
-        could: Bools = (self._bits[row, slots >> 3] >> (slots & 7).astype(np.uint8)) & 1 == 1
-        return slots[could]
+    def slots(self, row: int) -> int:
+        """Return the set of slots whose shape the node could take."""
+        if row >= len(self._bits):
+            return slot_sets.EVERY
+        return int.from_bytes(self._bits[row].tobytes(), "little")
 
     def _make_room(self, rows: int, slots: int) -> None:
         old, width = self._bits, (slots + 7) >> 3

@@ -15,7 +15,7 @@ from math import inf
 
 from gpu_orchestrator.core.answer import Placement, Refusal, not_judged
 from gpu_orchestrator.core.cluster import Cluster
-from gpu_orchestrator.core.decide import decide, why_not
+from gpu_orchestrator.core.decide import decide, decide_among, why_not
 from gpu_orchestrator.core.policy import Policy, Rng
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.core.standing import current
@@ -35,7 +35,9 @@ class Engine:
     `handle_all` refuses that request and takes in the other events. A policy that raises while it decides
     refuses its request, which rests and is tried again. `max_in_flight` bounds decisions that are not yet
     carried out, so that a later request can still go first. `max_decisions` bounds one call, and `max_rows`
-    the rows of nodes judged for new shapes from one `Tick` to the next: `deadline` then returns "now"."""
+    the rows of nodes judged for new shapes from one `Tick` to the next: `deadline` then returns "now".
+    `explains` is False if nobody reads why a request is refused: a new shape for which no node has enough by
+    the numbers is then parked without a closer look. `why` always explains."""
 
     def __init__(
         self,
@@ -47,10 +49,12 @@ class Engine:
         max_in_flight: int = 1_000_000,
         max_decisions: int = 1_000_000,
         max_rows: float = inf,
+        explains: bool = True,
     ) -> None:
         self._policy_of, self._rng = policy_of, rng
         self._order = order or PriorityThenTime()
         self._max_decisions, self._max_rows, self._rows_at_tick = max_decisions, max_rows, 0
+        self._explains = explains
         self._cache = Cache()
         self._fair_share = FairShare()
         self._queue = SchedulingQueue(self._fair_share, backoff or Backoff())
@@ -273,7 +277,10 @@ class Engine:
                 return
             if (waiting := queue.pop(cluster)) is None:
                 return
-            if refusal := queue.join_parked(waiting, cluster) or queue.park_again(waiting, cluster):
+            refusal = queue.join_parked(waiting, cluster) or queue.park_by_numbers(
+                waiting, cluster, explained=self._explains
+            )
+            if refusal is not None:
                 actions.append(Refuse(waiting.request, refusal))
             else:
                 actions.append(self._decide(waiting, now))
@@ -301,7 +308,8 @@ class Engine:
         comes before the state changes."""
         self._last = waiting
         cost = self._order.cost(waiting.request)
-        answer = decide(waiting.request, self.cluster, waiting.policy, self._rng)
+        asked, rows = (waiting.request, self.cluster, waiting.policy, self._rng), self._queue.fitting
+        answer = decide(*asked) if rows is None else decide_among(rows, *asked)
         if isinstance(answer, Placement):
             self._cache.assume(answer)
         return answer, cost

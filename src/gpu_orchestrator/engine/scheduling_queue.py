@@ -26,6 +26,8 @@ class SchedulingQueue:
         self._unschedulable = Unschedulable(fair_share)
         self._resting = BackoffQueue(backoff)
         self._waiting: dict[str, Waiting] = {}
+        self.fitting: list[int] | None = None
+        """The only rows on which the request that `pop` returned fits, if they are known."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -67,6 +69,7 @@ class SchedulingQueue:
         """Return the next request to decide; None if all that may be tried belong to flows at their limit, or
         if parked ones are left to be checked that may come before: call it again soon."""
         first, parked = self._active.pop(), self._unschedulable
+        self.fitting = None
         if parked.is_settled:
             return first
         found = parked.next_in_turn(cluster, first)
@@ -76,15 +79,16 @@ class SchedulingQueue:
             self._active.push(first)
         if found is not None:
             parked.take(found)
+            self.fitting = parked.fitting
         return found
 
     def join_parked(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
         """Park a request whose shape is known not to fit, and return why; None if that is not known."""
         return self._unschedulable.join_refused(waiting, cluster)
 
-    def park_again(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
+    def park_by_numbers(self, waiting: Waiting, cluster: Cluster, *, explained: bool) -> Refusal | None:
         """Park a request that by the numbers fits nowhere, and return why; None if it must be judged."""
-        return self._unschedulable.park_again(waiting, cluster)
+        return self._unschedulable.park_by_numbers(waiting, cluster, explained=explained)
 
     def park(self, waiting: Waiting, refusal: Refusal, cluster: Cluster) -> None:
         """Park a request that was refused just now, until a node could take it."""

@@ -5,17 +5,20 @@ columns, so that the next of ten thousand lines is found with a few comparisons 
 `Unschedulable`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from gpu_orchestrator.core.columns import Bools, Floats, Ints, where
+from gpu_orchestrator.core.columns import Floats, Ints, where
+from gpu_orchestrator.engine import slot_sets
 from gpu_orchestrator.engine.fair_share import FairShare
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.rank_heap import RankHeap
 
 NOWHERE = -1
 """The slot of an unused row. `in_turn` looks it up too, as the last flag, which is never set."""
+FEW = 8
+"""Up to this number, lines are sorted one by one: numpy costs more than it saves there."""
 
 
 Turn = tuple[int, float, str, tuple[float, ...], int]
@@ -35,43 +38,42 @@ class Line:
 class Turns:
     def __init__(self, fair_share: FairShare) -> None:
         self._fair_share = fair_share
-        self._lines: list[Line | None] = []
+        self._lines: dict[int, Line] = {}
         self._unused: list[int] = []
+        self._rows = self._slots = 0
         self._slot: Ints = np.full(16, NOWHERE, np.int64)
         self._lane: Ints = np.zeros(16, np.int64)
         self._flow: Ints = np.zeros(16, np.int64)
         self._number: Ints = np.zeros(16, np.int64)
         self._ranks: list[Floats] = []
         self._flows = _Numbers()
+        self._stale: set[Line] = set()
+        """Lines whose first request is not the one in the columns; written when the columns are needed."""
 
     def new_line(self, slot: int, lane: int, flow: str) -> Line:
         if self._unused:
             at = self._unused.pop()
         else:
-            at = len(self._lines)
-            self._lines.append(None)
-            self._make_room(at + 1)
+            at = self._rows
+            self._rows += 1
+            self._make_room(self._rows)
         line = self._lines[at] = Line(at, slot, lane, flow)
+        self._slots = max(self._slots, slot + 1)
         self._lane[at], self._flow[at] = lane, self._flows.take(flow)
         return line
 
     def drop(self, line: Line) -> None:
         self._slot[line.at] = NOWHERE
-        self._lines[line.at] = None
+        self._stale.discard(line)
+        del self._lines[line.at]
         self._unused.append(line.at)
         self._flows.give_back(line.flow)
 
     def refresh(self, line: Line) -> bool:
-        """Note which request of the line is its first now; return False if the line is empty."""
-        first = line.heap.first()
-        if first is None:
+        """The first request of the line may be another one now; return False if the line is empty."""
+        if line.heap.first() is None:
             return False
-        at = line.at
-        self._slot[at], self._number[at] = line.slot, first.number
-        while len(self._ranks) < len(first.rank):
-            self._ranks.append(np.full(len(self._slot), -np.inf))
-        for column, value in zip(self._ranks, first.rank, strict=False):
-            column[at] = value
+        self._stale.add(line)
         return True
 
     def of(self, waiting: Waiting) -> Turn:
@@ -79,15 +81,40 @@ class Turns:
         start = self._fair_share.start(waiting.flow)
         return -waiting.lane, start, waiting.flow, waiting.rank, waiting.number
 
-    def in_turn(self, offered: Bools) -> Iterator[Line]:
-        """Return the lines whose slot is set and whose flow is below its limit, the first in turn first. The
-        first one is cheap; the rest is sorted only if it is asked for."""
-        lines = where(offered[self._slot[: len(self._lines)]])
+    def in_turn(self, offered: int) -> Iterable[Line]:
+        """Return the lines whose slot is in this set and whose flow is below its limit, the first in turn
+        first. The first one is cheap; the rest is sorted only if it is asked for."""
+        return self._few_in_turn(offered) if len(self._lines) <= FEW else self._many_in_turn(offered)
+
+    def _few_in_turn(self, offered: int) -> list[Line]:
+        is_full = self._fair_share.is_full
+        lines = [each for each in self._lines.values() if offered >> each.slot & 1 and not is_full(each.flow)]
+        if len(lines) > 1:
+            firsts = ((each.heap.first(), each) for each in lines)
+            turns = [(self.of(first), each.at, each) for first, each in firsts if first is not None]
+            lines = [line for _, _, line in sorted(turns)]
+        return lines
+
+    def _many_in_turn(self, offered: int) -> Iterator[Line]:
+        self._write_stale()
+        lines = where(slot_sets.flags(offered, self._slots)[self._slot[: self._rows]])
         while len(lines):
             lanes = self._lane[lines]
             top = lanes.max()
             yield from self._by_flow(lines[lanes == top])
             lines = lines[lanes < top]
+
+    def _write_stale(self) -> None:
+        stale, self._stale = self._stale, set()
+        for line in stale:
+            if (first := line.heap.first()) is None:
+                continue
+            at = line.at
+            self._slot[at], self._number[at] = line.slot, first.number
+            while len(self._ranks) < len(first.rank):
+                self._ranks.append(np.full(len(self._slot), -np.inf))
+            for column, value in zip(self._ranks, first.rank, strict=False):
+                column[at] = value
 
     def _by_flow(self, lines: Ints) -> Iterator[Line]:
         flows, share = self._flow[lines], self._fair_share
@@ -98,11 +125,11 @@ class Turns:
 
     def _by_rank(self, lines: Ints) -> Iterator[Line]:
         first = self._first(lines)
-        yield from self._found(first)
+        yield self._lines[first]
         rest = lines[lines != first]
         columns = (self._number, *reversed(self._ranks))
         for at in rest[np.lexsort([column[rest] for column in columns])].tolist():
-            yield from self._found(at)
+            yield self._lines[at]
 
     def _first(self, lines: Ints) -> int:
         for column in (*self._ranks, self._number):
@@ -111,10 +138,6 @@ class Turns:
             if len(lines) == 1:
                 break
         return int(lines[0])
-
-    def _found(self, at: int) -> Iterator[Line]:
-        if (line := self._lines[at]) is not None:
-            yield line
 
     def _make_room(self, size: int) -> None:
         if size <= len(self._slot):

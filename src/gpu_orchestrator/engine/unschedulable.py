@@ -11,12 +11,9 @@ requests was decided: it may fit, but nobody knows where.
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from gpu_orchestrator.core.answer import Refusal
+from gpu_orchestrator.core.answer import Refusal, too_little
 from gpu_orchestrator.core.cluster import Cluster
-from gpu_orchestrator.core.columns import Bools
-from gpu_orchestrator.core.filters import Filter
+from gpu_orchestrator.core.filters import Filter, compile_filters
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Shape
 from gpu_orchestrator.core.standing import current, passing
@@ -54,16 +51,18 @@ class Unschedulable:
         self._wakeup, self._neighbours = WakeupIndex(), NeighbourWatch()
         self._eligible = EligibleRows()
         self._openings = Openings(self._wakeup, self._eligible)
-        self._open: Bools = np.zeros(17, np.bool_)
+        self._open = 0
         self._slots: list[Group | None] = []
         self._unused: list[int] = []
         self._size = 0
         self._is_settled = True
         self._offers = 0
-        self._best: tuple[Turn, tuple[int, int]] | None = None
+        self._best: tuple[Turn, tuple[int, int, int]] | None = None
         """The turn of the next request that may fit, and the state in which that was found."""
         self.is_paused = False
         """True if the last call of `next_in_turn` has more groups to check."""
+        self.fitting: list[int] | None = None
+        """The only rows on which the request that `next_in_turn` returned fits, if they are known."""
 
     def __len__(self) -> int:
         return self._size
@@ -90,25 +89,25 @@ class Unschedulable:
         """Park a request that was refused just now; it and all equal ones wait until a node could take
         them."""
         key = (waiting.request.shape, waiting.policy)
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = Group(key, refusal, self._new_slot())
-            self._slots[group.slot] = group
+        group = self._groups.get(key) or self._new_group(key, refusal)
         standing = current(waiting.request.shape, cluster, waiting.policy)
         group.refusal, group.filters = refusal, standing.filters
         self._eligible.set(group.slot, standing.eligible(), cluster.inventory.size)
         self._sleep(group, cluster)
         self._join(group, waiting)
 
-    def park_again(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
-        """Park a request of an open group and return why, if by the numbers it fits nowhere and the closer
-        look would have to begin from the start; None if it must be judged."""
+    def park_by_numbers(self, waiting: Waiting, cluster: Cluster, *, explained: bool) -> Refusal | None:
+        """Park a request and return why, if by the numbers it fits nowhere and the closer look would have to
+        begin from the start; None if it must be judged. `explained`: a closer look must have said why."""
         key = (waiting.request.shape, waiting.policy)
         group = self._groups.get(key)
-        if group is None or not group.is_open:
+        if explained if group is None else not group.is_open:
             return None
         if key in cluster.standings or is_met_anywhere(waiting.request.shape, cluster):
             return None
+        if group is None:
+            group = self._new_group(key, too_little(len(cluster)))
+            self._eligible.set_all(group.slot, cluster.inventory.size)
         self._sleep(group, cluster)
         self._join(group, waiting)
         return group.refusal
@@ -137,8 +136,8 @@ class Unschedulable:
             return
         if observed:
             self._eligible.notice(cluster.row(name))
-        if self._openings.add(cluster, name):
-            self._offer_more()
+        self._openings.add(name)
+        self._is_settled = False
 
     @property
     def is_behind(self) -> bool:
@@ -158,19 +157,19 @@ class Unschedulable:
     def next_in_turn(self, cluster: Cluster, first: Waiting | None) -> Waiting | None:
         """Return the next request, in turn, that may fit now; None if there is none, if the turn of `first`
         comes before, or if the checks of one call are used up (`is_paused`)."""
-        self.is_paused = False
+        self.is_paused, self.fitting = False, None
         before = None if first is None else self._turns.of(first)
-        if before is not None and self._comes_first(before):
+        if before is not None and not self._openings.has_news and self._comes_first(before):
             return None
         self._openings.refresh(cluster)
-        offered = self._openings.offered() | self._open
+        offered = self._openings.offered | self._open
         checks, most_rows = 0, cluster.rows_judged + WAVE_ROWS
         for line in self._turns.in_turn(offered):
             group, waiting = self._slots[line.slot], line.heap.first()
-            if group is None or waiting is None or not offered[line.slot]:
+            if group is None or waiting is None or not offered >> line.slot & 1:
                 continue
             if before is not None and before < (turn := self._turns.of(waiting)):
-                self._best = turn, (self._offers, self._fair_share.version)
+                self._best = turn, self._version()
                 return None
             if checks >= WAVE or cluster.rows_judged >= most_rows:
                 self.is_paused = True
@@ -178,24 +177,25 @@ class Unschedulable:
                 return None
             if group.is_open or self._fits(group, cluster):
                 return waiting
-            offered[line.slot] = False
+            offered ^= 1 << line.slot
             checks += 1
-        self._settle_openings(cluster)
+        self._settle_openings()
         return None
 
     def _comes_first(self, turn: Turn) -> bool:
         """Return True if this turn is known to come before that of every request that may fit. Only more
         offers and other turns of flows can change that: what leaves or no longer fits leaves later ones."""
-        if self._best is None or self._best[1] != (self._offers, self._fair_share.version):
-            return False
-        return turn < self._best[0]
+        return self._best is not None and self._best[1] == self._version() and turn < self._best[0]
+
+    def _version(self) -> tuple[int, int, int]:
+        return self._offers, self._openings.opened, self._fair_share.version
 
     def _offer_more(self) -> None:
         self._is_settled = False
         self._offers += 1
 
-    def _settle_openings(self, cluster: Cluster) -> None:
-        for slot in self._openings.settle(cluster).tolist():
+    def _settle_openings(self) -> None:
+        for slot in self._openings.settle():
             if (group := self._slots[slot]) is not None:
                 self._set_open(group)
         self._is_settled = not self._openings
@@ -203,13 +203,17 @@ class Unschedulable:
 
     def _fits(self, group: Group, cluster: Cluster) -> bool:
         """Return True if the group fits on a node that it is offered, by a closer look."""
+        if not group.filters:
+            group.filters = compile_filters(group.key[0], cluster.inventory)
         rows = self._openings.rows_for(group.slot)
-        fitting, excluded = passing(group.filters, cluster, rows)
-        for row in excluded.tolist():
+        fitting, excluded = passing(group.key, group.filters, cluster, rows)
+        for row in excluded:
             self._eligible.exclude(group.slot, row)
-        if not len(fitting):
+        if not fitting:
             self._openings.refuse(group.slot)
-        return len(fitting) > 0
+        elif group.key[0].rules is None and group.key not in cluster.standings:
+            self.fitting = fitting
+        return bool(fitting)
 
     # --- groups ------------------------------------------------------------------------------------------
 
@@ -235,20 +239,22 @@ class Unschedulable:
             del group.lines[at]
 
     def _sleep(self, group: Group, cluster: Cluster) -> None:
-        group.is_open = self._open[group.slot] = False
+        group.is_open = False
+        self._open &= ~(1 << group.slot)
         self._openings.refuse(group.slot)
         self._wakeup.set(group.slot, group.key[0], cluster)
         self._neighbours.set(group.key, cluster)
 
     def _set_open(self, group: Group) -> None:
-        group.is_open = self._open[group.slot] = True
+        group.is_open = True
+        self._open |= 1 << group.slot
         self._openings.refuse(group.slot)
         self._wakeup.clear(group.slot)
         self._neighbours.clear(group.key)
         self._offer_more()
 
     def _drop(self, group: Group) -> None:
-        self._open[group.slot] = False
+        self._open &= ~(1 << group.slot)
         self._openings.refuse(group.slot)
         self._wakeup.clear(group.slot)
         self._neighbours.clear(group.key)
@@ -256,12 +262,11 @@ class Unschedulable:
         self._slots[group.slot] = None
         self._unused.append(group.slot)
 
-    def _new_slot(self) -> int:
+    def _new_group(self, key: Key, refusal: Refusal) -> Group:
         if self._unused:
-            return self._unused.pop()
-        self._slots.append(None)
-        self._openings.make_room(len(self._slots))
-        more = len(self._openings.offered()) - len(self._open)
-        if more:
-            self._open = np.concatenate((self._open, np.zeros(more, np.bool_)))
-        return len(self._slots) - 1
+            slot = self._unused.pop()
+        else:
+            slot = len(self._slots)
+            self._slots.append(None)
+        group = self._groups[key] = self._slots[slot] = Group(key, refusal, slot)
+        return group

@@ -9,6 +9,7 @@ import numpy as np
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.columns import Bools, Ints, count_in_row, some, where
 from gpu_orchestrator.core.request import Shape
+from gpu_orchestrator.engine import slot_sets
 
 NOTHING = np.iinfo(np.int64).min
 IMPOSSIBLE = np.iinfo(np.int64).max
@@ -16,7 +17,6 @@ WHOLE_DEVICES, MILLI, MEMORY, DEVICES, FIRST_RESOURCE = 0, 1, 2, 3, 4
 MOST_CLEARED = 64
 FEW = 4
 """Up to this number, slots are compared one by one: numpy costs more than it saves there."""
-NONE: Ints = np.zeros(0, np.int64)
 
 
 class WakeupIndex:
@@ -24,7 +24,8 @@ class WakeupIndex:
         self._table: Ints = np.full((FIRST_RESOURCE, 16), IMPOSSIBLE, np.int64)
         self._least: _Least | None = None
         self._unheard: dict[int, Shape] = {}
-        self._used: set[int] = set()
+        self._used: dict[int, list[int]] = {}
+        """What each slot needs, as in its column."""
         self._kinds = self._cleared = 0
 
     def set(self, slot: int, shape: Shape, cluster: Cluster) -> None:
@@ -35,8 +36,6 @@ class WakeupIndex:
             return
         kinds = [(FIRST_RESOURCE + cluster.inventory.kind(name), amount) for name, amount in shape.resources]
         self._make_room(1 + max((kind for kind, _ in kinds), default=0), slot + 1)
-        self._least = None
-        self._used.add(slot)
         needs = self._table[:, slot]
         needs[:] = NOTHING
         if shape.exclusive:
@@ -47,6 +46,9 @@ class WakeupIndex:
             needs[MEMORY], needs[DEVICES] = shape.memory_mib, shape.gpus
         for kind, amount in kinds:
             needs[kind] = amount
+        self._used[slot] = needs.tolist()
+        if self._least is not None:
+            self._least.include(needs)
 
     def clear(self, slot: int) -> None:
         """Forget a slot. What the others need at least is counted again only now and then."""
@@ -54,17 +56,16 @@ class WakeupIndex:
         if self._cleared > MOST_CLEARED:
             self._least = None
         self._unheard.pop(slot, None)
-        self._used.discard(slot)
+        self._used.pop(slot, None)
         if slot < self._table.shape[1]:
             self._table[:, slot] = IMPOSSIBLE
 
-    def met_by(self, cluster: Cluster, row: int) -> Ints:
-        """Return the slots for which this node has enough by the numbers. First compare with the least that
-        any of them needs: that decides most often."""
+    def met_by(self, cluster: Cluster, row: int) -> int:
+        """Return the set of slots for which this node has enough by the numbers. First compare with the least
+        that any of them needs: that decides most often."""
         self._hear_of_new(cluster)
         if len(self._used) <= FEW:
-            few = [slot for slot in self._used if self._is_met(cluster, row, slot)]
-            return self._with_memory(cluster, row, np.array(few, np.int64)) if few else NONE
+            return sum(1 << slot for slot, needs in self._used.items() if _is_met(needs, cluster, row))
         usage, table = cluster.usage, self._table
         whole, milli = usage.whole.item(row), usage.spare_milli.item(row)
         has = np.zeros(table.shape[0] - FIRST_RESOURCE, np.int64)
@@ -73,32 +74,21 @@ class WakeupIndex:
         if self._least is None:
             self._least, self._cleared = _Least(table), 0
         if self._least.is_above(whole, milli, has):
-            return NONE
-        slots = where((table[WHOLE_DEVICES] <= whole) & (table[MILLI] <= milli))
+            return 0
+        met: Bools = (table[WHOLE_DEVICES] <= whole) & (table[MILLI] <= milli)
         for kind in self._least.needed:
-            slots = slots[table[FIRST_RESOURCE + kind, slots] <= has[kind]]
-        return self._with_memory(cluster, row, slots) if len(slots) else NONE
+            met &= table[FIRST_RESOURCE + kind] <= has[kind]
+        if self._least.needs_memory and met.any():
+            met &= self._has_memory(cluster, row)
+        return slot_sets.of(met)
 
-    def _is_met(self, cluster: Cluster, row: int, slot: int) -> bool:
-        """Compare one slot with what the node has, but for memory."""
-        usage, needs = cluster.usage, self._table[:, slot].tolist()
-        if needs[WHOLE_DEVICES] > usage.whole.item(row) or needs[MILLI] > usage.spare_milli.item(row):
-            return False
-        return all(
-            amount == NOTHING or amount <= (usage.free.item(row, kind) if kind < usage.kinds else 0)
-            for kind, amount in enumerate(needs[FIRST_RESOURCE:])
-        )
-
-    def _with_memory(self, cluster: Cluster, row: int, slots: Ints) -> Ints:
-        """Of these slots return those for which devices have enough memory: for a shape with three devices,
-        the one with the third most."""
-        needs = self._table[MEMORY, slots]
-        if needs.max() == NOTHING:
-            return slots
+    def _has_memory(self, cluster: Cluster, row: int) -> Bools:
+        """Return by slot whether devices have enough memory: for a shape with three devices, the one with the
+        third most."""
         free = cluster.usage.free_mib[row][cluster.inventory.usable[row]]
         has = np.concatenate(([IMPOSSIBLE], np.sort(free)[::-1], [NOTHING]))
-        devices = np.clip(self._table[DEVICES, slots], 0, len(has) - 1)
-        enough: Ints = slots[needs <= has[devices]]
+        devices = np.clip(self._table[DEVICES], 0, len(has) - 1)
+        enough: Bools = self._table[MEMORY] <= has[devices]
         return enough
 
     def _hear_of_new(self, cluster: Cluster) -> None:
@@ -117,6 +107,21 @@ class WakeupIndex:
         self._table[: old.shape[0], : old.shape[1]] = old
         used = where(old[WHOLE_DEVICES] != IMPOSSIBLE)
         self._table[old.shape[0] :, used] = NOTHING
+        self._least = None
+
+
+def _is_met(needs: list[int], cluster: Cluster, row: int) -> bool:
+    """Compare what one slot needs with what the node has."""
+    usage, usable = cluster.usage, cluster.inventory.usable
+    if needs[WHOLE_DEVICES] > usage.whole.item(row) or needs[MILLI] > usage.spare_milli.item(row):
+        return False
+    for kind, amount in enumerate(needs[FIRST_RESOURCE:]):
+        if amount != NOTHING and amount > (usage.free.item(row, kind) if kind < usage.kinds else 0):
+            return False
+    if needs[MEMORY] == NOTHING:
+        return True
+    large: Bools = (usage.free_mib[row] >= needs[MEMORY]) & usable[row]
+    return int(np.count_nonzero(large)) >= needs[DEVICES]
 
 
 def is_met_anywhere(shape: Shape, cluster: Cluster) -> bool:
@@ -147,7 +152,17 @@ class _Least:
         self._whole, self._milli = _least(used[WHOLE_DEVICES]), _least(used[MILLI])
         self._resources = used[FIRST_RESOURCE:].min(axis=1, initial=IMPOSSIBLE)
         most = used[FIRST_RESOURCE:].max(axis=1, initial=NOTHING)
-        self.needed: list[int] = where(most != NOTHING).tolist()
+        self.needed: set[int] = set(where(most != NOTHING).tolist())
+        self.needs_memory = bool(used[MEMORY].max(initial=NOTHING) != NOTHING)
+
+    def include(self, needs: Ints) -> None:
+        """One more shape needs this."""
+        self._whole = min(self._whole, _least(needs[WHOLE_DEVICES : WHOLE_DEVICES + 1]))
+        self._milli = min(self._milli, _least(needs[MILLI : MILLI + 1]))
+        resources = needs[FIRST_RESOURCE:]
+        self._resources = np.minimum(self._resources, resources)
+        self.needed.update(where(resources != NOTHING).tolist())
+        self.needs_memory |= bool(needs[MEMORY] != NOTHING)
 
     def is_above(self, whole: int, milli: int, has: Ints) -> bool:
         if whole < self._whole and milli < self._milli:

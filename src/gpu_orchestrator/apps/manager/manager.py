@@ -277,8 +277,8 @@ class Manager:
     def disk_shortage(self) -> str:
         """Return what is wrong with the disk of the embedded store, or of the results; empty if there is
         room."""
-        store = str(self.embedded.disk.left()) if self.embedded else ""
-        return store or str(self.results.disk_left() or "")
+        store = self.embedded.disk.shortage() if self.embedded else ""
+        return store or self.results.disk_shortage()
 
     async def cluster(self) -> Cluster:
         """Return the cluster: the leader's own, or else one read from the store, at most a second old."""

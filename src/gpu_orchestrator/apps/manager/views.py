@@ -20,7 +20,9 @@ _deaths = msgspec.json.Decoder(list[task_schema.Death])
 
 
 def when(ms: str | int | None) -> str | None:
-    second, part = divmod(int(ms or 0), 1000)
+    if not ms:
+        return None
+    second, part = divmod(int(ms), 1000)
     return f"{_second(second)}.{part:03d}Z" if second or part else None
 
 

@@ -1,7 +1,5 @@
 """The counters of the leader's table equal a recount, whatever happens to its tasks."""
 
-from collections import Counter
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,5 +44,5 @@ def test_counters_equal_a_recount(changes: list[tuple]) -> None:  # type: ignore
         assert all(count > 0 for counts in _counters(table.depth) for count in counts.values())
 
 
-def _counters(depth: QueueDepth) -> tuple[Counter[int] | Counter[str], ...]:
+def _counters(depth: QueueDepth) -> tuple[dict[int, int] | dict[str, int], ...]:
     return depth.waiting, depth.waiting_of, depth.running_of

@@ -6,7 +6,7 @@ primary is now; all callers wait for the same attempt, and share its failure for
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 from weakref import WeakSet
 
@@ -45,8 +45,13 @@ class Client:
         """Return the reply to one command; raises `Lost` or `Refused`."""
         return await (await self._connected()).execute(*parts)
 
-    async def send(self, command: bytes) -> Any:
+    def send(self, command: bytes) -> Awaitable[Any]:
         """Return the reply to a command that is already encoded."""
+        if self._opened is not None and self._opened.connection.is_open:
+            return self._opened.connection.send(command)
+        return self._connect_and_send(command)
+
+    async def _connect_and_send(self, command: bytes) -> Any:
         return await (await self._connected()).send(command)
 
     async def execute_all(self, *commands: tuple[Part, ...]) -> list[Any]:

@@ -6,6 +6,7 @@ Called by the dispatcher, which writes to the store in between.
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from logging import DEBUG
 
 import structlog
 
@@ -84,6 +85,8 @@ class Assigner:
     def _record(self, plan: PlannedAssignment, waited_s: float, correlation: str) -> None:
         """Count and log an assignment, after it was sent."""
         self.metrics.dispatched(waited_s)
+        if not log.is_enabled_for(DEBUG):
+            return
         log.debug(
             "task_scheduled",
             task_id=plan.place.placement.key,

@@ -110,6 +110,7 @@ class Dispatcher:
             backoff=Backoff(first_s=0.1, most_s=2.0),
             max_decisions=DECISIONS,
             max_rows=ROWS,
+            explains=False,
         )
 
     def close(self) -> None:

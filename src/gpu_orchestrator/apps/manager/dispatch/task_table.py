@@ -1,10 +1,13 @@
 """The leader's table of tasks that are not final, with counters of those that wait and those that run."""
 
-from collections import Counter
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.fleet.past_attempts import Death
+
+
+Name = TypeVar("Name", int, str)
 
 
 @dataclass(slots=True)
@@ -23,9 +26,9 @@ class TrackedTask:
 class QueueDepth:
     """Waiting tasks by priority, and waiting and running tasks by owner."""
 
-    waiting: Counter[int] = field(default_factory=Counter)
-    waiting_of: Counter[str] = field(default_factory=Counter)
-    running_of: Counter[str] = field(default_factory=Counter)
+    waiting: dict[int, int] = field(default_factory=dict)
+    waiting_of: dict[str, int] = field(default_factory=dict)
+    running_of: dict[str, int] = field(default_factory=dict)
 
     def add(self, known: TrackedTask, by: int) -> None:
         owner = known.spec.tenant
@@ -36,11 +39,12 @@ class QueueDepth:
             _add(self.running_of, owner, by)
 
 
-def _add(counts: "Counter[int] | Counter[str]", name: int | str, by: int) -> None:
+def _add(counts: dict[Name, int], name: Name, by: int) -> None:
     """Forget a count that is 0, or owners who have left would stay forever."""
-    counts[name] += by  # type: ignore[index]
-    if not counts[name]:  # type: ignore[index]
-        del counts[name]
+    if count := counts.get(name, 0) + by:
+        counts[name] = count
+    else:
+        counts.pop(name, None)
 
 
 class TaskTable(dict[str, TrackedTask]):

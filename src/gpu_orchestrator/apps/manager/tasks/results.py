@@ -62,6 +62,10 @@ class Results:
         """Return how much room is left for results on this machine's disk; None if they go to a bucket."""
         return None if self._settings.results_s3_bucket else self.disk.left()
 
+    def disk_shortage(self) -> str:
+        """Return what is wrong with that disk; empty if there is room, or if results go to a bucket."""
+        return "" if self._settings.results_s3_bucket else self.disk.shortage()
+
     @property
     def places(self) -> list[ResultPlace]:
         """Where results may be: those written before S3 was set up are still files."""

@@ -86,7 +86,8 @@ class Session:
 
     def _ack_due(self) -> None:
         self._ack_timer = None
-        self._wake.set()
+        if self._link.has_messages:
+            self._wake.set()
 
     def _fail_too_large(self, assign: session.Assign) -> None:
         """End an attempt that no worker can receive, such as one of a version that took larger requests."""
