@@ -1,5 +1,5 @@
-"""Claimed GPUs are counted by those who know nothing of them: a ResourceQuota, and the kube-scheduler whose
-plugins the cluster-autoscaler simulates with, and the label that keeps nodes for one kind of GPU pods."""
+"""What Kubernetes counts of claimed workloads, and which nodes serve them: ResourceQuota, the kube-scheduler
+whose plugins the cluster-autoscaler simulates with, and the label that keeps nodes for one kind of pods."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
