@@ -30,6 +30,19 @@ OTHERS = "entry.of.somebody.example"
 """An entry in our configurations that is not ours."""
 
 
+_installed: set[str] = set()
+
+
+def _install(cluster: Cluster) -> None:
+    """Install our kinds and the rights of the webhook, once per cluster."""
+    if cluster.url not in _installed:
+        scheduler_stage.install(cluster)
+        files = ("service_account", "role", "role_binding", "certificates")
+        given = [f"--filename={ROOT / 'config' / 'webhook' / file}.yaml" for file in files]
+        cluster.kubectl("apply", *given)
+        _installed.add(cluster.url)
+
+
 class CertificateSite:
     """Installs what ships for self-made certificates. Calls go to `port`, for pods of `namespace`."""
 
@@ -37,9 +50,7 @@ class CertificateSite:
         self.cluster, self.namespace, self.port = cluster, namespace, port
 
     def __enter__(self) -> Self:
-        scheduler_stage.install(self.cluster)
-        for file in ("service_account", "role", "role_binding", "certificates"):
-            self.cluster.kubectl("apply", "-f", str(ROOT / "config" / "webhook" / f"{file}.yaml"))
+        _install(self.cluster)
         self._remove()
         for kind in KINDS:
             self.request("POST", f"{ADMISSION}/{kind}webhookconfigurations", self._configuration(kind))
