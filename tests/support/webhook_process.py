@@ -5,6 +5,7 @@ import http.client
 import json
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -149,3 +150,31 @@ class Webhook:
             with suppress(ApiError):
                 name = "gpu-scheduler-webhook"
                 cluster.api.request("DELETE", f"{ADMISSION}/{kind}webhookconfigurations/{name}")
+
+
+class SelfMadeWebhook(Webhook):
+    """A webhook that makes its own certificates; `with webhook.using(kubeconfig):` runs it."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        super().__init__(Path(), folder, **settings)
+        self.probe_port = free_port()
+
+    def using(self, kubeconfig: Path) -> Self:
+        given = [
+            each for each in self._command if not each.startswith(("--tls-", "--kubeconfig", "--health-"))
+        ]
+        self._command = [
+            *given,
+            f"--kubeconfig={kubeconfig}",
+            f"--health-probe-bind-address=127.0.0.1:{self.probe_port}",
+        ]
+        return self
+
+    def is_ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log.read_text()[-2000:]
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5):
+            address = f"http://127.0.0.1:{self.probe_port}/readyz"
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                return bool(answer.status == 200)
+        return False

@@ -57,8 +57,8 @@ class ServingContext:
     """A context for a server whose certificate is exchanged while it serves: give `ssl` to the server. New
     connections get the new certificate, open ones go on. Until the first `use`, handshakes fail.
 
-    Each certificate has a context of its own, chosen as a handshake begins. One context would keep an RSA
-    certificate beside a newer one with an elliptic curve, and serve the expired one to some clients."""
+    Each certificate has a context of its own, chosen as a handshake begins. One context would keep a
+    certificate with an elliptic curve beside a newer one with an RSA key, and go on serving the old one."""
 
     def __init__(self) -> None:
         self.ssl = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
