@@ -1,6 +1,7 @@
 """Forgeries are refused with a reason, whether something fills pods in or not, and what is legitimate passes."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -8,29 +9,30 @@ from controlplane.cluster import OPTIONAL, Cluster
 from controlplane.toolbox import Toolbox
 from gpu_orchestrator.api.admission_policies import files
 from tests.forgery import changes, legitimate, pods
-from tests.forgery.calls import PODS, TENANT, Call, Outcome, create
-from tests.forgery.play import BARE, DOWN, POLICY, PROBES, Play, complaints, expectations, forgeries
+from tests.forgery.calls import PODS, TEAM, TENANT, Call, Outcome, create
+from tests.forgery.play import BARE, DOWN, POLICY, PROBES, WEBHOOK, Play, complaints, expectations, forgeries
 from tests.forgery.sins import sins
+from tests.support.webhook_process import Webhook
 
 CLASSES = sorted({call.id.split()[0] for call in forgeries()})
-PHASES = (DOWN, POLICY)
+PHASES = (DOWN, POLICY, WEBHOOK)
 UNFILLED = "without anything"
 
 
 @pytest.fixture(scope="module")
-def play(toolbox: Toolbox) -> Iterator[Play]:
+def play(toolbox: Toolbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
     """Try all tables in all phases, in a cluster of their own: policies hold for every namespace."""
     with Cluster.start(parts=OPTIONAL, toolbox=toolbox) as cluster:
         made = Play(cluster)
         made.prepare()
         try:
-            act(made)
+            act(made, tmp_path_factory.mktemp("webhook"))
             yield made
         finally:
             made.close()
 
 
-def act(play: Play) -> None:
+def act(play: Play, folder: Path) -> None:
     play.run(UNFILLED, [*(create(f"filled {name}", pods.filled(pod)) for name, pod in corpus()), *legitimate.unclaimed()])
     play.kubectl("apply", "-k", "mutating-policy")
     play.await_filling(is_on=True)
@@ -39,6 +41,12 @@ def act(play: Play) -> None:
     play.await_policies()
     play.run(POLICY, filled_in(forgeries()) + filled_in(expectations(is_filled=False)))
     play.kubectl("delete", "-k", "mutating-policy")
+    play.await_filling(is_on=False)
+    with Webhook(play.cluster.kubeconfig, folder) as webhook:
+        webhook.install(play.cluster, TEAM, "hidden")
+        play.await_filling(is_on=True)
+        play.run(WEBHOOK, filled_in(forgeries()) + filled_in(expectations(is_filled=False)))
+        webhook.kill()
     play.await_filling(is_on=False)
     play.run(DOWN, [*forgeries(), *expectations(is_filled=True)])
 
@@ -110,7 +118,7 @@ def test_claimed_pods_that_pass_keep_the_rules(play: Play, phase: str) -> None:
     assert complaints(passed, play.outcomes[phase], lambda _, outcome: ", ".join(sins(outcome.answer or {}))) == {}
 
 
-@pytest.mark.parametrize("phase", [BARE, POLICY, DOWN])
+@pytest.mark.parametrize("phase", [BARE, *PHASES])
 def test_pods_without_a_claim_stay_as_they_are(play: Play, phase: str) -> None:
     for call in legitimate.unclaimed():
         before, after = (play.outcomes[each][call.id].answer for each in (UNFILLED, phase))
@@ -126,6 +134,14 @@ def test_mutating_policy_fills_in_what_the_pure_function_does(play: Play) -> Non
             continue
         assert made.answer is not None, f"{name}: {made.why}"
         assert comparable(made.answer) == comparable(wanted.answer), name
+
+
+def test_mutating_policy_and_webhook_make_the_same_pods(play: Play) -> None:
+    one, other = play.outcomes[POLICY], play.outcomes[WEBHOOK]
+    assert one.keys() == other.keys()
+    for name in one:
+        made, same = one[name].answer, other[name].answer
+        assert (made and comparable(made)) == (same and comparable(same)), name
 
 
 def comparable(pod: pods.Json) -> pods.Json:
