@@ -55,7 +55,8 @@ class TaskTable(dict[str, TrackedTask]):
         self.depth = QueueDepth()
 
     def __setitem__(self, name: str, known: TrackedTask) -> None:
-        self.discard(name)
+        if name in self:
+            self.discard(name)
         super().__setitem__(name, known)
         self.depth.add(known, 1)
 
