@@ -6,7 +6,6 @@ from typing import TypeVar
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.fleet.past_attempts import Death
 
-
 Name = TypeVar("Name", int, str)
 
 
