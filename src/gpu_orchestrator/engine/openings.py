@@ -127,6 +127,9 @@ class Openings:
         self._replace(row, opening if asked else None)
 
     def _candidates(self, cluster: Cluster, row: int) -> int:
+        inventory = cluster.inventory
+        if not (inventory.ready.item(row) and inventory.schedulable.item(row)):
+            return 0  # it takes no shape, whatever is free
         met = self._wakeup.met_by(cluster, row)
         return met & self._eligible.slots(row) if met else 0
 

@@ -50,6 +50,9 @@ class Turns:
         self._stale: set[Line] = set()
         """Lines whose first request is not the one in the columns; written when the columns are needed."""
 
+    def __len__(self) -> int:
+        return len(self._lines)
+
     def new_line(self, slot: int, lane: int, flow: str) -> Line:
         if self._unused:
             at = self._unused.pop()

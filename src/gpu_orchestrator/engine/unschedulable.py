@@ -30,6 +30,9 @@ WAVE = 512
 WAVE_ROWS = 100_000
 """How many rows may be judged for that: a group with rules about other pods looks at all nodes."""
 
+LINES_PER_ROW = 32
+"""Finding the next of this many lines costs about as much as judging a node for a new shape."""
+
 Key = tuple[Shape, Policy]
 
 
@@ -76,6 +79,8 @@ class Unschedulable:
 
     def join_refused(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
         """Park a request whose shape is known not to fit now, and return why; None if that is not known."""
+        if not self._groups:
+            return None
         group = self._groups.get((waiting.request.shape, waiting.policy))
         if group is None or group.is_open:
             return None
@@ -163,6 +168,7 @@ class Unschedulable:
             return None
         self._openings.refresh(cluster)
         offered = self._openings.offered | self._open
+        cluster.standings.rows_judged += len(self._turns) // LINES_PER_ROW
         checks, most_rows = 0, cluster.rows_judged + WAVE_ROWS
         for line in self._turns.in_turn(offered):
             group, waiting = self._slots[line.slot], line.heap.first()

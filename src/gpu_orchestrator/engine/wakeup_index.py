@@ -4,6 +4,8 @@ It is a necessary condition only: the caller then checks each match closely. One
 row per kind of resource. Memory is that of the device which has the least of those that a shape gets at best.
 """
 
+from collections.abc import Set
+
 import numpy as np
 
 from gpu_orchestrator.core.cluster import Cluster
@@ -78,17 +80,17 @@ class WakeupIndex:
         met: Bools = (table[WHOLE_DEVICES] <= whole) & (table[MILLI] <= milli)
         for kind in self._least.needed:
             met &= table[FIRST_RESOURCE + kind] <= has[kind]
-        if self._least.needs_memory and met.any():
-            met &= self._has_memory(cluster, row)
+        if self._least.devices and met.any():
+            met &= self._has_memory(cluster, row, self._least.devices)
         return slot_sets.of(met)
 
-    def _has_memory(self, cluster: Cluster, row: int) -> Bools:
+    def _has_memory(self, cluster: Cluster, row: int, numbers: Set[int]) -> Bools:
         """Return by slot whether devices have enough memory: for a shape with three devices, the one with the
-        third most."""
+        third most. Mostly all shapes ask for the same number of devices."""
         free = cluster.usage.free_mib[row][cluster.inventory.usable[row]]
         has = np.concatenate(([IMPOSSIBLE], np.sort(free)[::-1], [NOTHING]))
-        devices = np.clip(self._table[DEVICES], 0, len(has) - 1)
-        enough: Bools = self._table[MEMORY] <= has[devices]
+        devices: Ints | int = self._table[DEVICES] if len(numbers) > 1 else next(iter(numbers))
+        enough: Bools = self._table[MEMORY] <= has[np.clip(devices, 0, len(has) - 1)]
         return enough
 
     def _hear_of_new(self, cluster: Cluster) -> None:
@@ -131,7 +133,8 @@ def is_met_anywhere(shape: Shape, cluster: Cluster) -> bool:
     has, needs = (
         (usage.whole, shape.gpus) if shape.exclusive else (usage.spare_milli, shape.gpus * shape.milli)
     )
-    rows = where(inventory.alive & (has[: inventory.size] >= needs))
+    takes_any: Bools = inventory.alive & inventory.ready & inventory.schedulable
+    rows = where(takes_any & (has[: inventory.size] >= needs))
     for name, amount in shape.resources:
         kind = inventory.kind(name)
         if not len(rows) or not 0 < kind < usage.kinds:
@@ -145,7 +148,8 @@ def is_met_anywhere(shape: Shape, cluster: Cluster) -> bool:
 
 class _Least:
     """The least that any shape in the table needs; a node with less helps none. `needed` are the kinds of
-    resources that some shape needs. It may be less than the truth after shapes left."""
+    resources that some shape needs, `devices` the numbers of devices on which some shape needs memory. After
+    shapes left, the least may be less than the truth, and the others more."""
 
     def __init__(self, table: Ints) -> None:
         used = table[:, table[WHOLE_DEVICES] != IMPOSSIBLE]
@@ -153,7 +157,7 @@ class _Least:
         self._resources = used[FIRST_RESOURCE:].min(axis=1, initial=IMPOSSIBLE)
         most = used[FIRST_RESOURCE:].max(axis=1, initial=NOTHING)
         self.needed: set[int] = set(where(most != NOTHING).tolist())
-        self.needs_memory = bool(used[MEMORY].max(initial=NOTHING) != NOTHING)
+        self.devices: set[int] = set(np.unique(used[DEVICES]).tolist()) - {NOTHING}
 
     def include(self, needs: Ints) -> None:
         """One more shape needs this."""
@@ -162,7 +166,7 @@ class _Least:
         resources = needs[FIRST_RESOURCE:]
         self._resources = np.minimum(self._resources, resources)
         self.needed.update(where(resources != NOTHING).tolist())
-        self.needs_memory |= bool(needs[MEMORY] != NOTHING)
+        self.devices |= set(needs[DEVICES : DEVICES + 1].tolist()) - {NOTHING}
 
     def is_above(self, whole: int, milli: int, has: Ints) -> bool:
         if whole < self._whole and milli < self._milli:

@@ -53,6 +53,7 @@ class Snapshots:
                 page, following = await following, None
                 if page.last:
                     following = asyncio.ensure_future(self._page(state, size, page.last_at, page.last))
+                    await asyncio.sleep(0)  # so that it is sent before the caller begins
                 yield page
         finally:
             if following is not None:

@@ -1,5 +1,7 @@
 """Workers in the store: registration, epoch, lease, and the flags that an operator set."""
 
+import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -68,6 +70,7 @@ _WORKER_CHORES = Script[tuple[str, ...]]("worker_chores", tuple[str, ...])
 _WORKER_FLAGS = Script[WorkerLocation]("worker_flags", WorkerLocation)
 _WORKERS = Script[tuple[HeldRow, ...]]("workers", tuple[HeldRow, ...])
 _STAMPS = Script[tuple[Stamp, ...]]("worker_stamps", tuple[Stamp, ...])
+ASKED_AT_ONCE = 5
 ROWS, STAMPS = 100, 500
 """How many workers one call of a script reads: the store serves nobody else meanwhile, and the caller's event
 loop nobody else while it decodes the answer."""
@@ -154,10 +157,19 @@ class Workers:
             yield [row for row in await self.fetch(part) if row]
 
     async def holding(self, names: Sequence[str]) -> AsyncIterator[list[tuple[Row, HeldRow]]]:
-        """Yield the rows of these workers, with what each holds, some at a time, without unknown ones."""
-        for part in _parts(names, ROWS):
-            found = await self._fenced.read(_WORKERS, part)
-            yield [(row, each) for each in found if (row := row_of(each.row))]
+        """Yield the rows of these workers, with what each holds, some at a time, without unknown ones. The
+        next ones are asked for before the caller works on these: a busy event loop is then waited for once,
+        not once for each call."""
+        parts, asked = deque(_parts(names, ROWS)), deque[asyncio.Future[tuple[HeldRow, ...]]]()
+        try:
+            while parts or asked:
+                while parts and len(asked) < ASKED_AT_ONCE:
+                    asked.append(asyncio.ensure_future(self._fenced.read(_WORKERS, parts.popleft())))
+                found = await asked.popleft()
+                yield [(row, each) for each in found if (row := row_of(each.row))]
+        finally:
+            for each in asked:
+                each.cancel()
 
     async def stamps(self, names: Sequence[str]) -> dict[str, Stamp]:
         """Return the stamps of the workers among these that the store knows."""

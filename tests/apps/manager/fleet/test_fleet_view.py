@@ -135,3 +135,21 @@ def test_score_counts_only_as_far_as_it_is_shown() -> None:
     assert not view.rescore("a", 1001, 3)
     assert view.rescore("a", 1001, 500)
     assert view.outdated({"a": Stamp("1", "1", 0, 0)}) == []
+
+
+grants = st.builds(
+    lambda devices, gib, exclusive: DeviceGrant(
+        tuple(session.Given(index, f"uuid-{index}") for index in devices), gib * 1024, exclusive
+    ),
+    devices=st.sets(st.integers(0, 3), max_size=3),
+    gib=st.integers(0, 4),
+    exclusive=st.booleans(),
+)
+
+
+@given(states, st.lists(grants, max_size=5))
+def test_reserved_memory_is_summed_as_for_placements(known: WorkerState, given: list[DeviceGrant]) -> None:
+    texts = [rows.encode(grant) for grant in given]
+    placements = rows.placements_on("a", [(f"t{number}", text) for number, text in enumerate(texts)])
+    expected = {index: each.mib for index, each in rows.reserved_on(known, MEMORY, placements).items()}
+    assert rows.reserved_mib(known, MEMORY, texts) == expected

@@ -61,7 +61,7 @@ PART = 100
 """A long load asks after this many tasks whether others need the process."""
 DECISIONS = 200
 """At most this many decisions in one pass; then other work of the process gets a turn."""
-ROWS = 20_000
+ROWS = 10_000
 """At most this many workers judged for new shapes in one pass, for the same reason."""
 
 

@@ -6,7 +6,6 @@ from typing import TypeVar
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.fleet.past_attempts import Death
 
-
 Name = TypeVar("Name", int, str)
 
 
@@ -55,7 +54,8 @@ class TaskTable(dict[str, TrackedTask]):
         self.depth = QueueDepth()
 
     def __setitem__(self, name: str, known: TrackedTask) -> None:
-        self.discard(name)
+        if name in self:
+            self.discard(name)
         super().__setitem__(name, known)
         self.depth.add(known, 1)
 

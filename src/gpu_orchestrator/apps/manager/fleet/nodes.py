@@ -158,9 +158,11 @@ def request_of(task: str, spec: TaskSpec, hints: Hints = NO_HINTS) -> Request:
     """Return the task as a request. Without `memory_mib` in the spec the task gets whole devices."""
     labels = tuple(sorted(spec.worker_labels.items())) if spec.worker_labels else ()
     memory_mib = max(spec.memory_mib, hints.memory_mib) if spec.memory_mib else 0
-    shape = _shape(spec.task_type, spec.gpus, memory_mib, spec.vendor, spec.pool, labels, hints)
+    asked = (spec.task_type, spec.gpus, memory_mib, spec.vendor, spec.pool, labels)
+    if hints is NO_HINTS:  # whose hash would cost more than the rest of the call
+        return Request(task, _shape(*asked), spec.priority, spec.tenant)
     allocator = PREFER_DEVICES if hints.prefer_devices else ""
-    return Request(task, shape, spec.priority, spec.tenant, allocator=allocator)
+    return Request(task, _shape(*asked, hints), spec.priority, spec.tenant, allocator=allocator)
 
 
 @lru_cache(maxsize=16384)
@@ -171,7 +173,7 @@ def _shape(
     vendor: str,
     pool: str,
     labels: tuple[tuple[str, str], ...],
-    hints: Hints,
+    hints: Hints = NO_HINTS,
 ) -> Shape:
     """Build the shape. Cached, because thousands of tasks request the same."""
     shared = bool(gpus and memory_mib)

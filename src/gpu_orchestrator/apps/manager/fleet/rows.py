@@ -142,6 +142,22 @@ def reserved_on(worker: WorkerState, memory: MemoryPolicy, held: Iterable[Placem
     return found
 
 
+def reserved_mib(worker: WorkerState, memory: MemoryPolicy, places: Iterable[str]) -> dict[int, int]:
+    """Return the memory reserved on each device of a worker, given the grants of its attempts as JSON: the
+    first part of what `reserved_on` returns, without a placement for each of them."""
+    found: dict[int, int] = {}
+    for grant in map(read_grant, places):
+        for each in grant.devices:
+            mib = _offered_mib(worker, each.index, memory) if grant.exclusive else grant.memory_mib
+            found[each.index] = found.get(each.index, 0) + mib
+    return found
+
+
+def _offered_mib(worker: WorkerState, index: int, memory: MemoryPolicy) -> int:
+    sizes = (each.memory_mib for each in worker.hello.devices if each.index == index)
+    return int(next(sizes, 0) * memory.threshold)
+
+
 def message_of(
     task: str, attempt: int, spec: TaskSpec, grant: DeviceGrant, parameters: str, correlation: str
 ) -> session.Assign:

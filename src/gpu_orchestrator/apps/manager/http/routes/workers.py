@@ -200,9 +200,7 @@ def _reserved(manager: Manager, worker: WorkerState, holding: HeldRow) -> dict[i
     """Return the MiB reserved on each device."""
     if not holding.held:
         return {}
-    placements = rows.placements_on(worker.hello.name, holding.placements())
-    reserved = rows.reserved_on(worker, manager.memory, placements)
-    return {index: each.mib for index, each in reserved.items()}
+    return rows.reserved_mib(worker, manager.memory, (place for _, place in holding.placements() if place))
 
 
 def _matches(worker: schema.WorkerInfo, status: str, gpu_type: str) -> bool:
