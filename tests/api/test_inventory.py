@@ -1,6 +1,7 @@
 """A node's devices from its agent's report, from an annotation, or from its own count."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -272,7 +273,12 @@ def test_device_of_another_node_is_not_given() -> None:
     assert (barred.barred, inventory.milligpu(barred)) == (inventory.DUPLICATES, None)
 
 
-HEALTHS = [{"id": 0}, {"id": 1, "health": "Unhealthy"}, {"id": 2, "health": "Unknown"}, {"id": 3}]
+HEALTHS: list[dict[str, Any]] = [
+    {"id": 0},
+    {"id": 1, "health": "Unhealthy"},
+    {"id": 2, "health": "Unknown"},
+    {"id": 3},
+]
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ RIGHTS: dict[Component, tuple[Right, ...]] = {
     ),
     "scheduler": (
         Right("", "nodes", "list watch"),
+        Right("", "nodes/status", "patch"),
         Right("", "persistentvolumes", "list watch patch"),
         Right("", "persistentvolumeclaims", "list watch patch"),
         Right("", "namespaces", "list watch"),

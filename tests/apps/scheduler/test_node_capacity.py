@@ -160,7 +160,7 @@ async def test_live_agent_is_not_answered_and_its_end_is_noticed() -> None:
 async def test_node_with_a_device_plugins_pods_counts_nothing_while_they_are_there() -> None:
     """They may use any of its devices, so no claimed pod goes there."""
     world = silent(showing("2k"))
-    plugin = {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
+    plugin: Any = {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}
     async with counted(world) as (controller, server):
         world.pod(pod("ordinary", node="a", schedulerName="default-scheduler", **plugin))
         await asyncio.sleep(EVERY_S)

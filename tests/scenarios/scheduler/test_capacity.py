@@ -44,12 +44,12 @@ def test_node_status_shows_the_healthy_devices(stage: Stage) -> None:
     stage.scheduler(leaderElect=False, sweepSeconds=1)
     wait_counted(stage, plain, 8000)
     wait_counted(stage, reported, 4000)
+    assert counted(stage, tended)[0] == 77, "its agent writes it"
     found[1]["health"] = "Unhealthy"
     stage.report(reported, found, live=False)
     wait_counted(stage, reported, 3000)
     patch_node(stage, plain, {"metadata": {"labels": {names.NODE_MODE: names.PLUGIN_MODE}}})
     wait_counted(stage, plain, None)
-    assert counted(stage, tended)[0] == 77, "its agent writes it"
     stage.cluster.api.request("DELETE", f"{stage.leases_path}/gpu-agent-{tended}")
     wait_counted(stage, tended, 2000)
     managed = stage.cluster.api.request("GET", f"/api/v1/nodes/{reported}")["metadata"]["managedFields"]
@@ -62,7 +62,7 @@ def test_restart_and_takeover_write_no_number_again(bare_stage: Stage) -> None:
     user = f"capacity-{uuid4().hex[:6]}"
     account = bare_stage.cluster.kubeconfig_for(user, ["system:masters"])
     made = bare_stage.gpu_nodes(3, prefix="first", gpus=2)
-    settings = {
+    settings: Json = {
         "kubeconfig": account,
         "sweepSeconds": 1,
         "leaseSeconds": 4,
@@ -100,7 +100,7 @@ def test_quota_and_node_count_what_the_leases_hold(stage: Stage) -> None:
     stage.cluster.api.request("POST", quotas, quota)
     until(lambda: stage.cluster.api.request("GET", f"{quotas}/gpus").get("status", {}).get("used"), "a quota")
     stage.scheduler(leaderElect=False, requireCapacity="Refuse")
-    half = {"exclusivity": "Shared", "share": 500}
+    half: Json = {"exclusivity": "Shared", "share": 500}
     stage.create(claim("own", **half), claim("template", **half))
     stage.create(
         pod("whole", gpus=1, resources=counting(1000)),
@@ -119,7 +119,7 @@ def test_quota_and_node_count_what_the_leases_hold(stage: Stage) -> None:
 
 def held(stage: Stage) -> int:
     """Return what the leases of this stage hold, in thousandths of GPUs."""
-    shares = [
+    shares: list[int] = [
         each["share"]
         for lease in stage.leases().values()
         if (listed := lease["metadata"]["annotations"].get("gpu.scheduling/holders"))

@@ -21,6 +21,7 @@ Read the modules in this order:
   cycle/shape_limit          how many different shapes of one namespace wait in the engine at once
   cycle/initial_holdings     what is held when a scheduler takes over, before the engine counts it
   accounting/node_view       what each node offers, and which of its devices a device plugin's pods use
+  accounting/device_owners   which node a GPU belongs to if several report it
   accounting/holdings        what bound pods hold
   accounting/nominations     room that another scheduler has made for a pod of its own
   accounting/lease_index     device leases by device and by pod, and which of them count as taken
@@ -35,6 +36,7 @@ Read the modules in this order:
   binding/pod_status         writes the status of unbound pods, and knows the version after our own writes
   controllers/claims         brings every claim into line with its pod, after binds and ends
   controllers/release        frees the devices of an ended pod when no process uses them any longer
+  controllers/node_capacity  writes into a node's status how many thousandths of GPUs it has
   controllers/reporter       writes events and the PodScheduled condition
   controllers/sweep          compares leases, pods and claims at intervals, and repairs leftovers
   metrics                    Prometheus metrics
