@@ -14,6 +14,7 @@ import pytest
 
 from controlplane.api import Json
 from controlplane.process import Process
+from gpu_orchestrator.api import names
 from tests.faults.calls import Call as Request
 from tests.faults.proxy import Call, Cut, DropAnswer, Fault, Proxy
 from tests.support import invariants
@@ -28,7 +29,7 @@ LEADING: dict[str, Any] = {"leaseSeconds": 5, "renewSeconds": 4, "retrySeconds":
 Moment = Literal["request", "answer", "done"]
 MOMENTS: dict[Moment, Fault | None] = {"request": Cut(), "answer": DropAnswer(), "done": None}
 
-# Every kind of write, and which kind of pods causes it.
+# Every kind of write, and what causes it: mostly a kind of pods.
 WRITES = {
     ("create", "leases"): "gpus",
     ("create", "pods/binding"): "gpus",
@@ -39,6 +40,7 @@ WRITES = {
     ("patch", "leases"): "shared",
     ("patch", "pods/status"): "unfit",
     ("delete", "leases"): "delete",
+    ("patch", "nodes/status"): "node",
 }
 
 
@@ -49,7 +51,7 @@ def proxy(bare_stage: Stage) -> Iterator[Proxy]:
 
 
 class Crowd:
-    """Creates and deletes pods so that the scheduler makes a certain write."""
+    """Creates pods and nodes, and deletes pods, so that the scheduler makes a certain write."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage, self.made = stage, 0
@@ -73,6 +75,8 @@ class Crowd:
                 self.stage.create(pod(name, gpus=9))
             case "delete":
                 self.stage.delete(next(iter(self.stage.bound())), force=True)
+            case "node":
+                self.stage.gpu_nodes(1, prefix=name, gpus=8)
 
     def fitting(self) -> list[str]:
         return [name for name in self.stage.pods() if not name.startswith("unfit")]
@@ -115,10 +119,16 @@ def test_kill_at_every_kind_of_write_leaks_nothing(
                 kill_at(proxy, scheduler, (verb, resource), moment, partial(crowd.provoke, how))
                 scheduler.start()
         settled(bare_stage, crowd.fitting())
+        until(lambda: all_counted(bare_stage), "every node shows its capacity")
         bare_stage.delete(*bare_stage.pods(), force=True)
         until(lambda: not bare_stage.leases(), f"every lease is gone\n{bare_stage.last_words()}", 60)
     figure(f"{len(WRITES) * len(MOMENTS)} kills in {time.monotonic() - began:.0f} s")
     assert set(invariants.check(history).binds.values()) == {1}
+
+
+def all_counted(stage: Stage) -> bool:
+    nodes = stage.cluster.api.request("GET", "/api/v1/nodes")["items"]
+    return all(each["status"]["allocatable"].get(names.MILLIGPU) == "8k" for each in nodes)
 
 
 def kill_at(
