@@ -53,6 +53,7 @@ REAL = {
     "bench-turns": Toy("--rounds 1 --trips 3 --posts 50", {"ratio_p99", "ratio_cpu"}),
     "bench-tasks": Toy("--rounds 1 --seconds 0.1 --trips 3 --peers taskiq", {"ratio_taskiq", "p99_ms"}),
     "bench-vram": Toy("--simulate 1xH200:141GiB --seconds 0.2", {"agrees", "storm_held", "ok"}),
+    "bench-webhook": Toy("--seconds 0.5 --per-second 20 --claims 10", {"p99_ms", "max_per_s", "failed"}),
     "bench-watchers": Toy("--clients 3 --seconds 0.2 --tasks 3", {"kib_per_client", "lag_ms_p99"}),
     "load": Toy("--seconds 2 --per-second 20", {"requests", "p99_ms", "server_errors"}),
 }

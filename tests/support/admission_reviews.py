@@ -15,7 +15,22 @@ SUBRESOURCES = (
     *("attach", "log", "portforward", "proxy", "resize", "scale", "token", "nobody"),
 )
 OPERATIONS = ("CREATE", "CREATE", "UPDATE", "UPDATE", "DELETE", "CONNECT", "", "create")
-ODD = (None, True, 0, -1, 1e308, 10**30, "", [], {}, [[]], [{}], {"": None}, *NUMBERS, *WORDS)
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    -1,
+    1e308,
+    10**30,
+    "",
+    [],
+    {},
+    [[]],
+    [{}],
+    {"": None},
+    *NUMBERS,
+    *WORDS,
+)
 SHIPPED = (
     *("claimed-pod.yaml", "bare-gpus.yaml", "claimed-deployment.yaml", "gpuclaim-sample.yaml"),
     *("gpuworkload-claimed.yaml", "gpuworkload-sample.yaml"),
