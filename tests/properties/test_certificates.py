@@ -2,11 +2,12 @@
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.certificate_model import Replica, World
 from tests.support.certificates import LIFE_S, RULES
+from tests.support.examples import cases
 
 STEPS = (
     Replica.see_secret,
@@ -19,7 +20,7 @@ STEPS = (
 )
 
 
-@settings(max_examples=150)
+@cases(120)
 @given(seed=st.integers(0, 2**32), replicas=st.integers(1, 4), servers=st.integers(1, 3), wild=st.booleans())
 def test_served_leaf_is_always_trusted(seed: int, replicas: int, servers: int, wild: bool) -> None:
     rng, world = random.Random(seed), World.start(replicas=replicas, servers=servers)
@@ -44,7 +45,7 @@ def _step(rng: random.Random, world: World, wild: bool) -> None:
         rng.choice(STEPS)(replica)
 
 
-@settings(max_examples=30)
+@cases(12)
 @given(replicas=st.integers(1, 4), tick_s=st.sampled_from((0.25, 1.0, 2.5, 4.0)))
 def test_leaf_is_replaced_long_before_it_expires(replicas: int, tick_s: float) -> None:
     world, seen = World.start(replicas=replicas, servers=2), set[str]()

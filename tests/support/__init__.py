@@ -38,6 +38,10 @@ Webhook:
   admission_reviews   AdmissionReviews as an API server sends them, and as nobody would
   pod_json            pods as JSON, and Hypothesis strategies for odd ones
   json_patch          applies a patch as the API server does
+  certificates        certificates as plain values, for decisions without cryptography
+  certificate_model   replicas that rotate certificates, late views, late writes and clocks that jump
+  certificate_site    what certificates need at a real API server, and a stream of pods to admit
+  forwarder           one address in front of several processes, in place of a Service
   asgi                calls an application without a server
   review_app          the webhook's application with a few claims
   webhook_process     the webhook as a real process, and its configuration at a real API server

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from structlog.testing import capture_logs
 
@@ -24,6 +24,7 @@ from gpu_orchestrator.apps.webhook.certificates.content import Content, Leaf
 from gpu_orchestrator.apps.webhook.certificates.secret import Unusable
 from gpu_orchestrator.apps.webhook.settings import Settings
 from tests.support.certificates import content
+from tests.support.handshake import strict
 
 HOST = "gpu-scheduler-webhook.system.svc"
 
@@ -34,8 +35,7 @@ def issue(*more: str) -> Leaf:
 
 def served(context: ssl.SSLContext, trusted: str, host: str = HOST) -> str:
     """Return the certificate that a strict client accepts from this server."""
-    client = ssl.create_default_context(cadata=trusted)
-    client.verify_flags |= ssl.VERIFY_X509_STRICT  # the default since Python 3.13
+    client = strict(ssl.create_default_context(cadata=trusted))
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client.wrap_bio(to_client, to_server, server_hostname=host)
     theirs = context.wrap_bio(to_server, to_client, server_side=True)
@@ -100,7 +100,7 @@ def with_rsa_key() -> Leaf:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
-        .sign(key, template.signature_hash_algorithm)
+        .sign(key, hashes.SHA256())
     )
     kind = serialization.PrivateFormat.PKCS8
     encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
@@ -189,8 +189,8 @@ def test_unusable_secret_is_explained(found: Secret, why: Unusable) -> None:
 
 
 def test_unreadable_pem_is_explained() -> None:
-    for changed in ({"tls_crt": "x"}, {"tls_key": "x"}, {"ca_crt": "x"}):
-        found = secret.read(as_secret(PAIR, **changed))
+    for each in (as_secret(PAIR, tls_crt="x"), as_secret(PAIR, tls_key="x"), as_secret(PAIR, ca_crt="x")):
+        found = secret.read(each)
         assert isinstance(found, Unusable)
         assert found.why.startswith("holds no PEM certificate")
         assert not found.is_foreign
