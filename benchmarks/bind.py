@@ -93,6 +93,8 @@ class Log:
         if about.get("name", "").startswith(("gpu-scheduler.", "kube-scheduler")):
             return  # the leader's own lease
         what = "/".join(part for part in (about.get("resource"), about.get("subresource")) if part)
+        if what == "nodes/status":
+            return  # the capacity of each node, written once and not for a pod
         at = datetime.fromisoformat(event["stageTimestamp"]).timestamp()
         self.kinds[f"{event['verb']} {what}"] += 1
         self.writes.append(at)
