@@ -1,5 +1,5 @@
 """What Kubernetes counts of claimed workloads, and which nodes serve them: ResourceQuota, kube-scheduler
-(whose plugins the cluster-autoscaler simulates with), and the label that keeps nodes for one kind of GPU pods."""
+(whose plugins the cluster-autoscaler simulates with), and the label for one kind of GPU pods."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
