@@ -109,8 +109,8 @@ def test_only_the_scheduler_may_write_the_status_of_claims() -> None:
         (path, rule)
         for path in (ROOT / "config").rglob("*.yaml")
         for each in yaml.safe_load_all(path.read_text())
-        if each and each["kind"] in ("ClusterRole", "Role")
-        for rule in each["rules"]
+        if isinstance(each, dict) and each["kind"] in ("ClusterRole", "Role")
+        for rule in each.get("rules", ())
     ]
     writers = [path for path, rule in roles if "gpuclaims/status" in rule.get("resources", ())]
     assert writers == [ROOT / "config/scheduler/role.yaml"]
