@@ -314,7 +314,8 @@ async def test_many_concurrent_connections_are_served(proxy: Proxy, client: aioh
             return answer.status
 
     assert await asyncio.gather(*(get(number) for number in range(200))) == [200] * 200
-    assert sorted(int(sent.name) for sent in proxy.requests) == list(range(200))
+    # A set: the client sends a GET again, if the loaded proxy closed the idle connection that it had chosen.
+    assert {int(sent.name) for sent in proxy.requests} == set(range(200))
 
 
 async def test_proxy_closes_at_once_with_open_and_held_watches(server: SmallServer) -> None:
