@@ -17,13 +17,27 @@ from gpu_orchestrator.api import names
 from tests.support import scheduler_stage
 from tests.support.operator_process import eventually
 from tests.support.paths import ROOT
-from tests.support.scheduler_stage import SYSTEM, pod
+from tests.support.scheduler_stage import SYSTEM, pod, until
 from tests.support.webhook_process import ADMISSION, NAMESPACE_NAME
 
 Json = dict[str, Any]
 SECRETS = f"/api/v1/namespaces/{SYSTEM}/secrets"
 SECRET = f"{SECRETS}/{names.WEBHOOK_SECRET}"
+USER = f"system:serviceaccount:{SYSTEM}:{names.WEBHOOK}"
 KINDS = ("mutating", "validating")
+RIGHTS = tuple(
+    {"resourceAttributes": {"verb": "watch", **which}}
+    for which in (
+        {"resource": "nodes"},
+        {"resource": "secrets", "namespace": SYSTEM, "name": names.WEBHOOK_SECRET},
+        {
+            "resource": "mutatingwebhookconfigurations",
+            "group": "admissionregistration.k8s.io",
+            "name": names.WEBHOOK,
+        },
+    )
+)
+"""One of each role."""
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 OTHERS = "entry.of.somebody.example"
@@ -40,7 +54,15 @@ def _install(cluster: Cluster) -> None:
         files = ("service_account", "role", "role_binding", "certificates")
         given = [f"--filename={ROOT / 'config' / 'webhook' / file}.yaml" for file in files]
         cluster.kubectl("apply", *given)
+        # The API server obeys new roles a moment later; until then it would refuse what they grant.
+        for right in RIGHTS:
+            until(lambda right=right: _may(cluster, right), f"the webhook may {right}")  # type: ignore[misc]
         _installed.add(cluster.url)
+
+
+def _may(cluster: Cluster, right: Json) -> bool:
+    path, spec = "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"user": USER, **right}
+    return bool(cluster.api.request("POST", path, {"spec": spec})["status"]["allowed"])
 
 
 class CertificateSite:
@@ -154,11 +176,11 @@ class Stream:
             try:
                 self.admit()
                 self.admitted += 1
-            except (ApiError, OSError) as error:
+            except (ApiError, OSError, AssertionError) as error:
                 self.failed.append(f"{time.strftime('%H:%M:%S')} {error}")
 
     def admit(self) -> None:
         """Create one pod; raise unless the webhook has filled it in."""
         path = f"/api/v1/namespaces/{self._site.namespace}/pods?dryRun=All"
         made = self._site.request("POST", path, pod("train", gpus=1))
-        assert made["spec"]["schedulerName"] == names.SCHEDULER
+        assert made["spec"]["schedulerName"] == names.SCHEDULER, "the pod was not filled in"

@@ -65,6 +65,15 @@ async def test_process_with_unsynced_watches_ends_at_once(looptime: float) -> No
     assert looptime < 1
 
 
+async def test_process_is_ready_when_its_component_is() -> None:
+    recorder, missing = Recorder(Client(Scripted()), "test"), ["there is no certificate yet"]
+    component = SlowComponent(recorder, needs_s=0)
+    process = Process(component, recorder, CollectorRegistry(), None, unready=lambda: missing[0])
+    assert process.unready() == "there is no certificate yet"
+    missing[0] = ""
+    assert process.unready() == ""
+
+
 async def run_and_stop(process: Process, when: asyncio.Event) -> None:
     stop = asyncio.Event()
     running = asyncio.create_task(process.run_until(stop))
