@@ -7,5 +7,7 @@
   changes      forgeries of pods that are there, and of their bindings
   kinds        forgeries of claims, workloads, leases, reports, priorities and namespaces
   legitimate   requests that must pass unharmed
+  controllers  pods that real controllers make
+  work         real work of scheduler and operator under the policies
   play         a cluster with the users and objects of the tables, and the phases in which they are tried
 """

