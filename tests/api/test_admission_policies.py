@@ -47,7 +47,9 @@ def test_files_are_read_back_as_they_were_meant() -> None:
     assert filled == [part for each in filling.MUTATIONS for part in each.manifests()]
 
 
-@pytest.mark.parametrize("text", ["1", "9", "10", "59", "60", "64", "007", "0", "00", "65", "70", "100", "", "-1", "1.0", " 1"])
+@pytest.mark.parametrize(
+    "text", ["1", "9", "10", "59", "60", "64", "007", "0", "00", "65", "70", "100", "", "-1", "1.0", " 1"]
+)
 def test_pattern_of_gpus_is_what_the_scheduler_reads(text: str) -> None:
     try:
         is_read = bool(read_gpus(text))

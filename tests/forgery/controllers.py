@@ -1,11 +1,12 @@
-"""Pods that real controllers make from templates: forged ones never appear, claimed ones get their devices."""
+"""Pods that real controllers make from templates: forged ones never appear, claimed ones do."""
 
+from functools import partial
 from typing import Any
 
 from gpu_orchestrator.api import names
 from tests.forgery.calls import Json
-from tests.forgery.pods import bare, plain
 from tests.forgery.play import Play
+from tests.forgery.pods import bare, plain
 from tests.support.scheduler_stage import until
 
 APPS = "/apis/apps/v1/namespaces/{}/{}"
@@ -21,7 +22,10 @@ KINDS = {
 def controlled(kind: str, name: str, pod: Json, **spec: Any) -> Json:
     """Return an object of that kind with the pod as its template."""
     labels = {"app": name}
-    template = {"metadata": {"labels": labels, "annotations": pod["metadata"]["annotations"]}, "spec": pod["spec"]}
+    template = {
+        "metadata": {"labels": labels, "annotations": pod["metadata"]["annotations"]},
+        "spec": pod["spec"],
+    }
     if kind == "jobs":
         template["spec"] = {**pod["spec"], "restartPolicy": "Never"}
         return {"metadata": {"name": name}, "spec": {"template": template, **spec}}
@@ -43,13 +47,17 @@ def forge(play: Play, namespace: str) -> None:
     grown = {"spec": {"replicas": 5}}
     play.cluster.api.request("PATCH", scale, grown, content_type="application/merge-patch+json")
     for kind in ("replicasets", "statefulsets", "daemonsets", "jobs"):
-        until(lambda kind=kind: is_told(play, namespace, kind), f"{kind} are told why they have no pods", 60)
+        until(partial(is_told, play, namespace, kind), f"{kind} are told why they have no pods", 60)
     assert play.admin("GET", f"/api/v1/namespaces/{namespace}/pods")["items"] == []
 
 
 def is_told(play: Play, namespace: str, name: str) -> bool:
-    path = f"/api/v1/namespaces/{namespace}/events?fieldSelector=reason=FailedCreate,involvedObject.name={name}"
-    return any("only the gpu-scheduler writes it" in each["message"] for each in play.admin("GET", path)["items"])
+    path = (
+        f"/api/v1/namespaces/{namespace}/events?fieldSelector=reason=FailedCreate,involvedObject.name={name}"
+    )
+    return any(
+        "only the gpu-scheduler writes it" in each["message"] for each in play.admin("GET", path)["items"]
+    )
 
 
 def employ(play: Play, namespace: str) -> int:

@@ -68,7 +68,7 @@ def await_success(play: Play, namespace: str, name: str) -> None:
 
 
 def refused(play: Play) -> list[str]:
-    """Return the requests of our ServiceAccounts that the API server did not allow, as the audit log tells."""
+    """Return the requests of our ServiceAccounts that the audit log shows as refused."""
     return [
         f"{each.user} {each.verb} {each.resource} {each.namespace}/{each.name}: {each.code}"
         for each in play.cluster.audit.entries()
