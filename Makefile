@@ -109,12 +109,15 @@ bench-webhook: $(VENV)/ready tools ## The webhook over TLS at 200 reviews/s: p99
 	@$(BIN)/python -m benchmarks.webhook $(ARGS)
 
 ##@ Work on it
-.PHONY: fmt crds api-docs screens tools lock clean help
+.PHONY: fmt crds policies api-docs screens tools lock clean help
 fmt: $(VENV)/ready ## Format, and fix what can be fixed automatically
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
 crds: $(VENV)/ready ## Write config/crd and its reference from the wire types
 	@$(BIN)/python -m gpu_orchestrator.cli.crds config/crd docs/reference
+
+policies: $(VENV)/ready ## Write config/policy and config/mutating-policy from the names that they guard
+	@$(BIN)/python -m gpu_orchestrator.cli.admission_policies config
 
 api-docs: $(VENV)/ready ## Write the reference of the HTTP API from its routes
 	@$(BIN)/python -m gpu_orchestrator.cli.api_docs docs/reference/api.md

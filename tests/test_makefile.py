@@ -57,7 +57,7 @@ REAL = {
     "bench-watchers": Toy("--clients 3 --seconds 0.2 --tasks 3", {"kib_per_client", "lag_ms_p99"}),
     "load": Toy("--seconds 2 --per-second 20", {"requests", "p99_ms", "server_errors"}),
 }
-HERE = {"accept", "api-docs", "clean", "crds", "fmt", "help", "lock", "test-fast", "tools"}
+HERE = {"accept", "api-docs", "clean", "crds", "fmt", "help", "lock", "policies", "test-fast", "tools"}
 ELSEWHERE = {
     "run": "tests/test_readme.py runs its command",
     "demo": "tests/scenarios/operator/test_demo.py runs its command",
@@ -163,6 +163,8 @@ def test_fmt_formats_files(copy: Path) -> None:
     [
         ("crds", "config/crd/*.yaml"),
         ("crds", "docs/reference/crds.md"),
+        ("policies", "config/policy/*.yaml"),
+        ("policies", "config/mutating-policy/*.yaml"),
         ("api-docs", "docs/reference/api.md"),
     ],
 )

@@ -19,7 +19,7 @@ from tests.forgery.creations import sources
 from tests.forgery.pods import container, ready
 
 BOUND, WAITING, PLAIN, NAMED = "bound", "waiting", "plain", "named"
-"""Pods of the tenant: with devices, without a node, without a claim, and waiting with the claim that it names."""
+"""Pods of the tenant: with devices, without a node, without a claim, and waiting with a claim by name."""
 NODE = "gpu-node-0"
 ANSWER = {
     names.ALLOCATED: f"{NODE}:0,1",
@@ -53,7 +53,12 @@ def answers() -> Iterator[Call]:
                 if pod == WAITING:
                     continue
                 yield Call(
-                    f"{at} set strategically", "PATCH", path + part, annotate("7", key), says, content_type=STRATEGIC
+                    f"{at} set strategically",
+                    "PATCH",
+                    path + part,
+                    annotate("7", key),
+                    says,
+                    content_type=STRATEGIC,
                 )
                 applied = {"apiVersion": "v1", "kind": "Pod", **annotate("7", key)}
                 yield Call(f"{at} applied", "PATCH", path + part, applied, says, content_type=APPLY)
@@ -61,13 +66,22 @@ def answers() -> Iterator[Call]:
                 yield Call(f"{at} by JSON patch", "PATCH", path + part, change, says, content_type=JSON_PATCH)
             yield merge(f"F1 {pod}/resize {key}", f"{path}/resize", annotate("7", key), is_dropped=True)
             late = {**annotate("7", key), "spec": {"ephemeralContainers": []}}
-            yield merge(f"F1 {pod}/ephemeralcontainers {key}", f"{path}/ephemeralcontainers", late, is_dropped=True)
+            yield merge(
+                f"F1 {pod}/ephemeralcontainers {key}", f"{path}/ephemeralcontainers", late, is_dropped=True
+            )
         for part in ("", "/status"):
             path = f"{PODS}/{BOUND}{part}"
             yield merge(f"F1 {BOUND}{part} {key} removed", path, annotate(None, key), says)
             yield merge(f"F1 {BOUND}{part} {key} emptied", path, annotate("", key), says)
             gone: list[Json] = [{"op": "remove", "path": pointer}]
-            yield Call(f"F1 {BOUND}{part} {key} removed by JSON patch", "PATCH", path, gone, says, content_type=JSON_PATCH)
+            yield Call(
+                f"F1 {BOUND}{part} {key} removed by JSON patch",
+                "PATCH",
+                path,
+                gone,
+                says,
+                content_type=JSON_PATCH,
+            )
     for part in ("", "/status"):
         nothing: list[Json] = [{"op": "remove", "path": "/metadata/annotations"}]
         says = "says which GPUs the pod was given | cannot be set, changed or removed"
@@ -105,9 +119,14 @@ def status() -> Iterator[Call]:
 def bindings() -> Iterator[Call]:
     """F4: bind a pod past the scheduler."""
     for pod in (WAITING, NAMED, PLAIN):
-        for kind, path in (("pods/binding", f"{PODS}/{pod}/binding"), ("bindings", f"/api/v1/namespaces/{TEAM}/bindings")):
+        for kind, path in (
+            ("pods/binding", f"{PODS}/{pod}/binding"),
+            ("bindings", f"/api/v1/namespaces/{TEAM}/bindings"),
+        ):
             bare = binding(pod)
-            yield Call(f"F4 {pod} bound by {kind}", "POST", path, bare, "may bind pods in this namespace alone")
+            yield Call(
+                f"F4 {pod} bound by {kind}", "POST", path, bare, "may bind pods in this namespace alone"
+            )
             for key in (*names.ANSWERING_ANNOTATIONS, names.GPUS):
                 made = binding(pod, annotations={key: "gpu-node-0:0"})
                 says = "only the gpu-scheduler binds pods with annotations of gpu.scheduling/"
@@ -117,7 +136,9 @@ def bindings() -> Iterator[Call]:
     for user in ("system:kube-scheduler", "admin"):
         yield Call(f"F4 with answers by {user}", "POST", f"{PODS}/{PLAIN}/binding", made, says, user)
     for pod in (BOUND, WAITING):
-        yield merge(f"F3 {pod} moved", f"{PODS}/{pod}", {"spec": {"nodeName": "gpu-node-1"}}, "spec: Forbidden")
+        yield merge(
+            f"F3 {pod} moved", f"{PODS}/{pod}", {"spec": {"nodeName": "gpu-node-1"}}, "spec: Forbidden"
+        )
         other = {"spec": {"schedulerName": "default-scheduler"}}
         yield merge(f"F2 {pod} for another scheduler", f"{PODS}/{pod}", other, "spec: Forbidden")
 
@@ -137,8 +158,17 @@ def late_containers() -> Iterator[Call]:
     for pod in (BOUND,):
         yield late(f"F11 {pod} with a bare debugger", pod, {}, ENV)
         privileged = {"env": ours, "securityContext": {"privileged": True}}
-        yield late(f"F7 {pod} with a privileged debugger", pod, privileged, "a privileged container", is_repaired=False)
-        mount = {"env": ours, "volumeMounts": [{"name": "v", "mountPath": "/var/run/nvidia-container-devices/all"}]}
+        yield late(
+            f"F7 {pod} with a privileged debugger",
+            pod,
+            privileged,
+            "a privileged container",
+            is_repaired=False,
+        )
+        mount = {
+            "env": ours,
+            "volumeMounts": [{"name": "v", "mountPath": "/var/run/nvidia-container-devices/all"}],
+        }
         yield late(f"F7 {pod} with a debugger that mounts devices", pod, mount, "", is_repaired=False)
         for name in names.DEVICE_ENV:
             others = [each for each in ours if each["name"] != name]
@@ -171,4 +201,6 @@ def growth() -> Iterator[Call]:
             yield merge(f"F7 {pod} with {field}", f"{PODS}/{pod}", {"spec": {field: True}}, "spec: Forbidden")
         more = {"spec": {"containers": [container(env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])]}}
         at = f"{PODS}/{pod}"
-        yield Call(f"F5 {pod} with a literal later", "PATCH", at, more, "spec: Forbidden", content_type=STRATEGIC)
+        yield Call(
+            f"F5 {pod} with a literal later", "PATCH", at, more, "spec: Forbidden", content_type=STRATEGIC
+        )

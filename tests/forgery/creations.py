@@ -1,4 +1,4 @@
-"""Forged pods at their creation: answers of their own, another way to a node, other devices, other numbers."""
+"""Forged pods at their creation: answers of their own, other ways to a node, other devices and numbers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -44,12 +44,21 @@ def own_answers() -> Iterator[Call]:
         for ask in ASKS:
             yield create(f"F1 {ask} pod with {key}", ready(ask, annotations={key: "all"}), says)
         applied = ready(name="applied", annotations={key: "0"})
-        yield Call(f"F1 applied pod with {key}", "PATCH", f"{PODS}/applied", applied, says, content_type=APPLY)
+        yield Call(
+            f"F1 applied pod with {key}", "PATCH", f"{PODS}/applied", applied, says, content_type=APPLY
+        )
 
 
 def other_ways() -> Iterator[Call]:
     """F2 and F3: another scheduler, a node of the tenant's choice, several wishes at once."""
-    others = ("default-scheduler", "volcano", "gpu-scheduler2", "my.gpu-scheduler.x", "gpu-schedule", "xgpu-scheduler")
+    others = (
+        "default-scheduler",
+        "volcano",
+        "gpu-scheduler2",
+        "my.gpu-scheduler.x",
+        "gpu-schedule",
+        "xgpu-scheduler",
+    )
     for ask in ASKS:
         for name in others:
             made = changed(ready(ask), "spec.schedulerName", name)
@@ -67,7 +76,23 @@ def other_ways() -> Iterator[Call]:
 
 def bad_texts() -> Iterator[Call]:
     """F8 and F16: numbers and names that are none, or lead elsewhere."""
-    numbers = ("0", "00", "65", "-1", "+1", "1.0", "1e1", " 2", "2 ", "\u0662", "", "all", "9" * 40, "0x2", "2\n")
+    numbers = (
+        "0",
+        "00",
+        "65",
+        "-1",
+        "+1",
+        "1.0",
+        "1e1",
+        " 2",
+        "2 ",
+        "\u0662",
+        "",
+        "all",
+        "9" * 40,
+        "0x2",
+        "2\n",
+    )
     for text in numbers:
         made = changed(ready(), "metadata.annotations", {names.GPUS: text})
         yield create(f"F16 gpus={text!r}", made, "must be a whole number from 1 to 64")
@@ -87,7 +112,9 @@ def bad_texts() -> Iterator[Call]:
     for key, ask in ((names.CLAIM, "claim"), (names.CLAIM_TEMPLATE, "template")):
         for text in words:
             made = changed(ready(ask), "metadata.annotations", {key: text})
-            yield create(f"F16 {ask}={text[:20]!r}", made, "must be the name of a GpuClaim in the pod's namespace")
+            yield create(
+                f"F16 {ask}={text[:20]!r}", made, "must be the name of a GpuClaim in the pod's namespace"
+            )
 
 
 def sources(name: str) -> dict[str, Json]:
@@ -109,7 +136,9 @@ def sources(name: str) -> dict[str, Json]:
 
 def other_variables() -> Iterator[Call]:
     """F5 and F6: device variables that are missing, doubled or from elsewhere."""
-    says = "takes NVIDIA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES from"
+    says = (
+        "takes NVIDIA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES from"
+    )
     pod = several()
     for name in names.DEVICE_ENV:
         class_ = "F5" if name == names.NVIDIA_DEVICES_ENV else "F6"
@@ -132,11 +161,16 @@ def other_variables() -> Iterator[Call]:
                 f"{class_} no {name} in {place}", changed(pod, f"{path}.env", others), says, is_repaired=True
             )
     for place, path in PLACES.items():
-        source = [{"configMapRef": {"name": "settings"}}]
-        made = changed(changed(pod, f"{path}.env", None), f"{path}.envFrom", source)
+        settings = [{"configMapRef": {"name": "settings"}}]
+        made = changed(changed(pod, f"{path}.env", None), f"{path}.envFrom", settings)
         yield create(f"F5 all variables of {place} by envFrom", made, says, is_repaired=True)
     for ask in ASKS:
-        yield create(f"F5 {ask} pod as a user writes it", bare(ask), f"schedulerName is | {says} | {COUNT}", is_repaired=True)
+        yield create(
+            f"F5 {ask} pod as a user writes it",
+            bare(ask),
+            f"schedulerName is | {says} | {COUNT}",
+            is_repaired=True,
+        )
 
 
 def other_sights() -> Iterator[Call]:
@@ -146,10 +180,26 @@ def other_sights() -> Iterator[Call]:
         made = changed(pod, f"{path}.securityContext", {"privileged": True})
         yield create(f"F7 privileged {place}", made, "a privileged container sees all GPUs of its node")
     yield create("F7 hostPID", changed(pod, "spec.hostPID", True), "with hostPID a container reaches")
-    paths = ("/", "//", "/.", "/./", "/dev", "/dev/", "//dev", "/./dev", "/dev/nvidia0", "/dev/dri", "/dev/shm")
+    paths = (
+        "/",
+        "//",
+        "/.",
+        "/./",
+        "/dev",
+        "/dev/",
+        "//dev",
+        "/./dev",
+        "/dev/nvidia0",
+        "/dev/dri",
+        "/dev/shm",
+    )
     for path in (*paths, "/proc", "/proc/1/root", "//proc//1", "/sys", "/sys/fs/cgroup", "dev", "./sys"):
         volumes = [{"name": "other", "emptyDir": {}}, {"name": "host", "hostPath": {"path": path}}]
-        yield create(f"F7 hostPath {path}", changed(pod, "spec.volumes", volumes), "a hostPath of /, /dev, /proc or /sys")
+        yield create(
+            f"F7 hostPath {path}",
+            changed(pod, "spec.volumes", volumes),
+            "a hostPath of /, /dev, /proc or /sys",
+        )
     block = {"name": "disk", "persistentVolumeClaim": {"claimName": "disk"}}
     for place, path in PLACES.items():
         made = changed(pod, "spec.volumes", [block])
@@ -177,7 +227,11 @@ def other_resources() -> Iterator[Call]:
             path = f"{PLACES[place]}.resources"
             old: Any = found(pod, path) if place == "main" else {}
             amounts = {kind: {**old.get(kind, {}), name: "1"} for kind in ("requests", "limits")}
-            yield create(f"F3 {name} in {place}", changed(pod, path, amounts), "the plugin would choose GPUs of its own")
+            yield create(
+                f"F3 {name} in {place}",
+                changed(pod, path, amounts),
+                "the plugin would choose GPUs of its own",
+            )
 
 
 def other_numbers() -> Iterator[Call]:
@@ -199,11 +253,18 @@ def other_numbers() -> Iterator[Call]:
         made = changed(pod, f"{PLACES[place]}.resources", both)
         yield create(f"F11 counted in {place}, too", made, "the first container requests", is_repaired=True)
         containers = [container("main"), container("side")]
-        made = plain(containers=containers, initContainers=[container("init"), container("proxy", restartPolicy="Always")])
+        made = plain(
+            containers=containers,
+            initContainers=[container("init"), container("proxy", restartPolicy="Always")],
+        )
         made = changed(made, f"{PLACES[place]}.resources", both)
-        yield create(f"F11 plain pod that counts in {place}", made, "counts the GPUs of pods that ask for them")
+        yield create(
+            f"F11 plain pod that counts in {place}", made, "counts the GPUs of pods that ask for them"
+        )
     both = {"requests": {key: "1000"}, "limits": {key: "1000"}}
-    yield create("F11 plain pod that counts", changed(plain(), main, both), "counts the GPUs of pods that ask for them")
+    yield create(
+        "F11 plain pod that counts", changed(plain(), main, both), "counts the GPUs of pods that ask for them"
+    )
     for ask, name in (("claim", CLAIM), ("template", TEMPLATE)):
         made = changed(ready(ask), "metadata.annotations", {next(iter(ASKS[ask])): f"{name}-not-there"})
         made = changed(made, main, None)

@@ -123,7 +123,11 @@ def lease(name: str, holder: str = "forged", *, managed: bool = False) -> Json:
 
 def leases() -> Iterator[Call]:
     """Leases say who holds a device: written by their own process alone."""
-    made = {"device": "gpu-gpu-node-1-0", "leader": "gpu-scheduler.gpu.scheduling", "operator": names.OPERATOR_LEASE}
+    made = {
+        "device": "gpu-gpu-node-1-0",
+        "leader": "gpu-scheduler.gpu.scheduling",
+        "operator": names.OPERATOR_LEASE,
+    }
     made |= {"agent": "gpu-agent-gpu-node-1", "canary": "canary-gpu-scheduler.gpu.scheduling"}
     owners = {"device": SCHEDULER, "leader": SCHEDULER, "operator": OPERATOR, "agent": "", "canary": ""}
     for what, name in made.items():
@@ -135,10 +139,14 @@ def leases() -> Iterator[Call]:
             yield Call(f"F8 {user} makes the lease of a {what}", "POST", LEASES, lease(name), says, user)
     says = "says who holds a GPU"
     for user in (EDITOR, OPERATOR):
-        yield Call(f"F8 {user} makes a managed lease", "POST", LEASES, lease("other", managed=True), says, user)
+        yield Call(
+            f"F8 {user} makes a managed lease", "POST", LEASES, lease("other", managed=True), says, user
+        )
     held = f"{LEASES}/gpu-gpu-node-0-0"
     yield merge("F8 editor takes a device", held, {"spec": {"holderIdentity": "me"}}, says, user=EDITOR)
-    yield merge("F8 editor hides a device", held, {"metadata": {"labels": {names.MANAGED: None}}}, says, user=EDITOR)
+    yield merge(
+        "F8 editor hides a device", held, {"metadata": {"labels": {names.MANAGED: None}}}, says, user=EDITOR
+    )
     yield Call("F8 editor frees a device", "DELETE", held, None, says, EDITOR)
     yield Call("F8 tenant frees a device", "DELETE", held, None, RBAC)
     leads = {"spec": {"holderIdentity": "me"}}
@@ -165,10 +173,19 @@ def reports() -> Iterator[Call]:
     for user in (AGENT_HERE, AGENT_NOWHERE):
         for name, node in (("gpu-node-2", ""), ("gpu-node-2", "gpu-node-0"), ("gpu-node-0", "gpu-node-2")):
             if user == AGENT_HERE or node != "gpu-node-2":
-                yield Call(f"F13 {user} makes {name} for {node or name}", "POST", REPORTS, report(name, node), says, user)
+                yield Call(
+                    f"F13 {user} makes {name} for {node or name}",
+                    "POST",
+                    REPORTS,
+                    report(name, node),
+                    says,
+                    user,
+                )
         at = f"{REPORTS}/gpu-node-1"
         yield merge(f"F13 {user} reports gpu-node-1", f"{at}/status", total, says, user=user)
-        yield merge(f"F13 {user} labels gpu-node-1", at, {"metadata": {"labels": {"a": "b"}}}, says, user=user)
+        yield merge(
+            f"F13 {user} labels gpu-node-1", at, {"metadata": {"labels": {"a": "b"}}}, says, user=user
+        )
         yield Call(f"F13 {user} deletes gpu-node-1", "DELETE", at, None, says, user)
     yield Call("F13 tenant makes a report", "POST", REPORTS, report("gpu-node-2"), RBAC)
     yield merge("F13 tenant reports", f"{REPORTS}/gpu-node-1/status", total, RBAC)

@@ -5,7 +5,7 @@ from typing import Any
 
 from gpu_orchestrator.api import names
 from tests.forgery import changes, kinds
-from tests.forgery.calls import APPLY, PODS, SYSTEM, TEAM, Call, Json, annotate, create, merge
+from tests.forgery.calls import APPLY, PODS, STRATEGIC, SYSTEM, TEAM, Call, Json, annotate, create, merge
 from tests.forgery.changes import ANSWER, BOUND, NAMED, PLAIN, WAITING, binding
 from tests.forgery.pods import ASKS, MIG, SHARE, bare, changed, container, plain, ready
 
@@ -16,7 +16,11 @@ ISTIO = {
     "prometheus.io/scrape": "true",
     "kubectl.kubernetes.io/default-container": "main",
 }
-ARGO = {"argocd.argoproj.io/sync-wave": "1", "workflows.argoproj.io/node-name": "a.b", "argocd.argoproj.io/tracking-id": "x"}
+ARGO = {
+    "argocd.argoproj.io/sync-wave": "1",
+    "workflows.argoproj.io/node-name": "a.b",
+    "argocd.argoproj.io/tracking-id": "x",
+}
 ALL_GPUS = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
 
 OF_TEMPLATES = ("plain", "Istio sidecar", "resources", "volumes", "tolerations")
@@ -28,12 +32,21 @@ def shapes() -> dict[str, dict[str, Any]]:
     limits = {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
     secret = [{"secretRef": {"name": "settings"}}, {"configMapRef": {"name": "settings"}, "prefix": "X_"}]
     fields = [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
-    data = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    data = [
+        {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+    ]
     mounts = [{"name": "data", "mountPath": "/data"}, {"name": "shm", "mountPath": "/dev/shm"}]
     host = [{"name": "cache", "hostPath": {"path": path}} for path in ("/var/cache/models",)]
     proxy = container("istio-proxy", restartPolicy="Always", securityContext={"runAsUser": 1337})
-    probes = {"livenessProbe": {"httpGet": {"path": "/", "port": 80}}, "ports": [{"containerPort": 80}]}
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]}}}
+    probes: Json = {"livenessProbe": {"httpGet": {"path": "/", "port": 80}}, "ports": [{"containerPort": 80}]}
+    affinity = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]
+            }
+        }
+    }
     return {
         "plain": {},
         "labels": {"labels": {"app": "a", "app.kubernetes.io/name": "b"}},
@@ -43,8 +56,16 @@ def shapes() -> dict[str, dict[str, Any]]:
         "init container": {"initContainers": [container("init", command=["true"])]},
         "Istio sidecar": {"initContainers": [container("istio-init"), proxy], "annotations": ISTIO},
         "resources": {"containers": [container(resources=limits)]},
-        "rdma resource": {"containers": [container(resources={"limits": {"rdma/hca": "1"}, "requests": {"rdma/hca": "1"}})]},
-        "network adapter": {"containers": [container(resources={"limits": {"nvidia.com/hostdev": "1"}, "requests": {"nvidia.com/hostdev": "1"}})]},
+        "rdma resource": {
+            "containers": [container(resources={"limits": {"rdma/hca": "1"}, "requests": {"rdma/hca": "1"}})]
+        },
+        "network adapter": {
+            "containers": [
+                container(
+                    resources={"limits": {"nvidia.com/hostdev": "1"}, "requests": {"nvidia.com/hostdev": "1"}}
+                )
+            ]
+        },
         "envFrom": {"containers": [container(envFrom=secret)]},
         "downward API": {"containers": [container(env=fields)]},
         "user's variables": {"containers": [container(env=[{"name": "A", "value": "$(NODE)"}])]},
@@ -53,18 +74,37 @@ def shapes() -> dict[str, dict[str, Any]]:
         "probes": {"containers": [container(**probes)]},
         "node selector": {"nodeSelector": {"zone": "a"}},
         "affinity": {"affinity": affinity},
-        "tolerations": {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}, {"operator": "Exists"}]},
-        "toleration of one effect": {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]},
+        "tolerations": {
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}, {"operator": "Exists"}]
+        },
+        "toleration of one effect": {
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+        },
         "scheduling gate": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
-        "restricted": {"securityContext": {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}},
+        "restricted": {
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 1000,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            }
+        },
         "not privileged": {"containers": [container(securityContext={"privileged": False})]},
         "host network": {"hostNetwork": True},
         "normal priority": {"priorityClassName": "gpu-normal"},
         "low priority": {"priorityClassName": "gpu-low"},
-        "deadline": {"activeDeadlineSeconds": 60, "restartPolicy": "Never", "terminationGracePeriodSeconds": 0},
+        "deadline": {
+            "activeDeadlineSeconds": 60,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 0,
+        },
         "finalizer": {"meta": {"finalizers": ["example.com/keep"]}},
         "generated name": {"meta": {"generateName": "job-"}},
-        "many variables": {"containers": [container(f"c{number}", env=[{"name": f"V{each}", "value": "x" * 20} for each in range(60)]) for number in range(8)]},
+        "many variables": {
+            "containers": [
+                container(f"c{number}", env=[{"name": f"V{each}", "value": "x" * 20} for each in range(60)])
+                for number in range(8)
+            ]
+        },
         "many volumes": {"volumes": [{"name": f"v{number}", "emptyDir": {}} for number in range(100)]},
     }
 
@@ -113,8 +153,13 @@ def claimed() -> Iterator[tuple[str, Json]]:
         yield f"pod for {name}", bare("gpus", "legit", schedulerName=name)
     ours = ready("gpus", "legit")
     yield "pod with all that it needs", ours
-    yield "pod whose own variables refer to ours", changed(
-        bare("gpus", "legit"), "spec.containers.0.env", [{"name": "GPUS", "value": "$(CUDA_VISIBLE_DEVICES)"}]
+    yield (
+        "pod whose own variables refer to ours",
+        changed(
+            bare("gpus", "legit"),
+            "spec.containers.0.env",
+            [{"name": "GPUS", "value": "$(CUDA_VISIBLE_DEVICES)"}],
+        ),
     )
 
 
@@ -132,10 +177,12 @@ def changes_() -> Iterator[Call]:
         evicted = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
         yield Call(f"{pod} evicted", "POST", f"{at}/eviction", evicted)
         image = [{"op": "replace", "path": "/spec/containers/0/image", "value": "train:2"}]
-        yield Call(f"{pod} with another image", "PATCH", at, image, content_type="application/json-patch+json")
+        yield Call(
+            f"{pod} with another image", "PATCH", at, image, content_type="application/json-patch+json"
+        )
         if pod != BOUND:  # simulated nodes do not support it
             body = {"spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "2"}}}]}}
-            yield Call(f"{pod} resized", "PATCH", f"{at}/resize", body, content_type=changes.STRATEGIC)
+            yield Call(f"{pod} resized", "PATCH", f"{at}/resize", body, content_type=STRATEGIC)
     yield changes.late(f"{PLAIN} with a debugger", PLAIN, {"env": ALL_GPUS}, "")
     debugger = {"env": ready()["spec"]["containers"][0]["env"], "stdin": True, "tty": True}
     for pod in (BOUND, WAITING):
@@ -146,28 +193,48 @@ def changes_() -> Iterator[Call]:
 def processes() -> Iterator[Call]:
     """What kubelets, schedulers and our own processes write."""
     scheduler, operator = kinds.SCHEDULER, kinds.OPERATOR
-    waits = {"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}}
+    waits = {
+        "status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
+    }
     for pod in (WAITING, NAMED):
         yield merge(f"scheduler tells why {pod} waits", f"{PODS}/{pod}/status", waits, user=scheduler)
         bound = binding(pod, annotations=ANSWER)
         yield Call(f"scheduler binds {pod}", "POST", f"{PODS}/{pod}/binding", bound, user=scheduler)
     runs = {"status": {"phase": "Running"}}
     yield merge(f"kubelet says that {BOUND} runs", f"{PODS}/{BOUND}/status", runs, user=KUBELET)
-    yield Call(f"kube-scheduler binds {PLAIN}", "POST", f"{PODS}/{PLAIN}/binding", binding(PLAIN), user=KUBE_SCHEDULER)
+    yield Call(
+        f"kube-scheduler binds {PLAIN}",
+        "POST",
+        f"{PODS}/{PLAIN}/binding",
+        binding(PLAIN),
+        user=KUBE_SCHEDULER,
+    )
     yield Call(f"admin binds {PLAIN}", "POST", f"{PODS}/{PLAIN}/binding", binding(PLAIN), user="admin")
     used = f"{kinds.CLAIMS}/{kinds.USED}"
-    released = {"metadata": {"finalizers": [], "labels": {names.POD_UID: None}, "annotations": {names.LEASE_POD: None}}}
+    released = {
+        "metadata": {
+            "finalizers": [],
+            "labels": {names.POD_UID: None},
+            "annotations": {names.LEASE_POD: None},
+        }
+    }
     yield merge("scheduler releases a claim", used, released, user=scheduler)
-    yield merge("scheduler tells of a claim", f"{used}/status", {"status": {"phase": "Released"}}, user=scheduler)
+    yield merge(
+        "scheduler tells of a claim", f"{used}/status", {"status": {"phase": "Released"}}, user=scheduler
+    )
     yield merge("admin repairs a claim", used, released, user="admin")
     owner = {"apiVersion": "v1", "kind": "Pod", "name": BOUND, "uid": "0000"}
-    child = kinds.claim("child", finalizers=[names.CLAIM_FINALIZER], ownerReferences=[owner], labels={names.POD_UID: "0000"})
+    child = kinds.claim(
+        "child", finalizers=[names.CLAIM_FINALIZER], ownerReferences=[owner], labels={names.POD_UID: "0000"}
+    )
     yield Call("scheduler makes a pod's own claim", "POST", kinds.CLAIMS, child, user=scheduler)
     marked = {"metadata": {"finalizers": [names.WORKLOAD_FINALIZER]}}
     at = f"{kinds.WORKLOADS}/{kinds.WORKLOAD}"
     yield merge("operator takes a workload up", at, marked, user=operator)
     yield merge("operator lets a workload go", at, {"metadata": {"finalizers": []}}, user=operator)
-    yield merge("operator tells of a workload", f"{at}/status", {"status": {"phase": "Running"}}, user=operator)
+    yield merge(
+        "operator tells of a workload", f"{at}/status", {"status": {"phase": "Running"}}, user=operator
+    )
     yield Call("operator leads", "POST", kinds.LEASES, kinds.lease(names.OPERATOR_LEASE), user=operator)
     device = kinds.lease("gpu-gpu-node-1-0", managed=True)
     yield Call("scheduler takes a device", "POST", kinds.LEASES, device, user=scheduler)
@@ -177,21 +244,31 @@ def processes() -> Iterator[Call]:
     yield Call("admin frees a device", "DELETE", f"{kinds.LEASES}/gpu-gpu-node-0-0", None, user="admin")
     lives = kinds.lease("gpu-agent-gpu-node-0")
     yield Call("agent lives", "POST", kinds.LEASES, lives, user=kinds.AGENT_HERE)
-    yield Call("agent makes its report", "POST", kinds.REPORTS, kinds.report("gpu-node-0"), user=kinds.AGENT_HERE)
+    yield Call(
+        "agent makes its report", "POST", kinds.REPORTS, kinds.report("gpu-node-0"), user=kinds.AGENT_HERE
+    )
     yield Call("admin makes a report", "POST", kinds.REPORTS, kinds.report("gpu-node-2"), user="admin")
     elsewhere = kinds.LEASES.replace(SYSTEM, TEAM)
     yield Call("tenant makes a lease of its own", "POST", elsewhere, kinds.lease("gpu-mine"))
-    yield Call("editor makes another lease in our namespace", "POST", kinds.LEASES, kinds.lease("mine"), user=kinds.EDITOR)
+    yield Call(
+        "editor makes another lease in our namespace",
+        "POST",
+        kinds.LEASES,
+        kinds.lease("mine"),
+        user=kinds.EDITOR,
+    )
 
 
 def kinds_() -> Iterator[Call]:
     """Claims and workloads of the tenant."""
-    labels = {"labels": {"team": "a"}, "annotations": {"note": "b"}, "finalizers": ["example.com/keep"]}
+    labels: Json = {"labels": {"team": "a"}, "annotations": {"note": "b"}, "finalizers": ["example.com/keep"]}
     yield Call("claim made", "POST", kinds.CLAIMS, kinds.claim())
     yield Call("claim made with labels", "POST", kinds.CLAIMS, kinds.claim(**labels))
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "settings", "uid": "0000"}
     yield Call("claim made with an owner", "POST", kinds.CLAIMS, kinds.claim(ownerReferences=[owner]))
-    yield merge("used claim labelled", f"{kinds.CLAIMS}/{kinds.USED}", {"metadata": {"labels": {"team": "a"}}})
+    yield merge(
+        "used claim labelled", f"{kinds.CLAIMS}/{kinds.USED}", {"metadata": {"labels": {"team": "a"}}}
+    )
     yield Call("used claim deleted", "DELETE", f"{kinds.CLAIMS}/{kinds.USED}", None)
     yield Call("workload made", "POST", kinds.WORKLOADS, kinds.workload())
     yield Call("workload of low priority", "POST", kinds.WORKLOADS, kinds.workload(priority="low"))
@@ -203,6 +280,10 @@ def kinds_() -> Iterator[Call]:
         high = made(name="high", priorityClassName="gpu-high")
         yield Call(f"{made.__name__} pod of high priority where allowed", "POST", rich, high, user="admin")
     at = kinds.WORKLOADS.replace(TEAM, "rich")
-    yield Call("workload of high priority where allowed", "POST", at, kinds.workload(priority="high"), user="admin")
+    yield Call(
+        "workload of high priority where allowed", "POST", at, kinds.workload(priority="high"), user="admin"
+    )
     exempt = plain("exempt", annotations={names.ALLOCATED: "x"})
-    yield Call("anything in an exempt namespace", "POST", PODS.replace(TEAM, "kube-system"), exempt, user="admin")
+    yield Call(
+        "anything in an exempt namespace", "POST", PODS.replace(TEAM, "kube-system"), exempt, user="admin"
+    )

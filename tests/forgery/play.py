@@ -48,9 +48,7 @@ def forgeries() -> list[Call]:
 
 def expectations(*, is_filled: bool) -> list[Call]:
     """Return what must pass. `is_filled`: claimed pods come with all that they need."""
-    claimed = (
-        create(name, pods.filled(pod) if is_filled else pod) for name, pod in legitimate.claimed()
-    )
+    claimed = (create(name, pods.filled(pod) if is_filled else pod) for name, pod in legitimate.claimed())
     return [
         *legitimate.unclaimed(),
         *claimed,
@@ -71,7 +69,7 @@ class Play:
         self.kubectl("apply", "-k", "local")
         self.kubectl("apply", "-k", "rbac", "-k", "scheduler")
         self.cluster.kubectl("delete", "deployment", names.SCHEDULER, "-n", SYSTEM, "--cascade=foreground")
-        self.cluster.gpu_nodes(3)
+        self.cluster.gpu_nodes(3, labels={"nvidia.com/gpu.memory": "81920"})
         for name in (TEAM, NEIGHBOUR, "rich", "hidden"):
             self.admin("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         self._label("rich", {names.ALLOW_HIGH_PRIORITY: "true"})
@@ -128,7 +126,9 @@ class Play:
             filled = [bool(each.answer and counted(each.answer)) for each in claimed]
             late = self.attempt(changes.late("probe", changes.WAITING, {}, "")).answer
             debuggers = late["spec"]["ephemeralContainers"] if late else [{}]
-            hidden = self.attempt(Call("probe", "POST", PODS.replace(TEAM, "hidden"), pods.plain(), user=ADMIN))
+            hidden = self.attempt(
+                Call("probe", "POST", PODS.replace(TEAM, "hidden"), pods.plain(), user=ADMIN)
+            )
             blind = bool(hidden.answer and "env" in hidden.answer["spec"]["containers"][0])
             return {*filled, blind, "env" in debuggers[0]} == {is_on}
 
@@ -180,7 +180,12 @@ class Play:
             made = self.admin("POST", f"{accounts}/{account}/token", {"spec": {"boundObjectRef": bound}})
             token = made["status"]["token"]
             self.users[user] = Api(self.cluster.url, self.cluster.authority, token=token)
-        people = {TENANT: (), kinds.EDITOR: (), legitimate.KUBELET: ("system:nodes",), legitimate.KUBE_SCHEDULER: ()}
+        people = {
+            TENANT: (),
+            kinds.EDITOR: (),
+            legitimate.KUBELET: ("system:nodes",),
+            legitimate.KUBE_SCHEDULER: (),
+        }
         for user, groups in people.items():
             pair = self.cluster.authority.client(user, groups)
             self.users[user] = Api(self.cluster.url, self.cluster.authority, pair)
@@ -197,7 +202,9 @@ class Play:
         for name in (changes.BOUND, changes.WAITING):
             self.admin("POST", PODS, pods.ready("gpus", name, **some))
         self.admin("POST", PODS, pods.ready("claim", changes.NAMED, **some))
-        self.admin("POST", PODS, pods.plain(changes.PLAIN, schedulerName="nobody", annotations={"a": "b"}, **some))
+        self.admin(
+            "POST", PODS, pods.plain(changes.PLAIN, schedulerName="nobody", annotations={"a": "b"}, **some)
+        )
         given = changes.binding(changes.BOUND, annotations=changes.ANSWER)
         self.as_(kinds.SCHEDULER, "POST", f"{PODS}/{changes.BOUND}/binding", given)
         uid = self.admin("GET", f"{PODS}/{changes.BOUND}")["metadata"]["uid"]
@@ -205,7 +212,9 @@ class Play:
         marks = {"labels": {names.POD_UID: uid}, "annotations": {names.LEASE_POD: changes.BOUND}}
         used = kinds.claim(kinds.USED, finalizers=[names.CLAIM_FINALIZER], ownerReferences=[owner], **marks)
         self.as_(kinds.SCHEDULER, "POST", kinds.CLAIMS, used)
-        self.admin("POST", kinds.WORKLOADS, kinds.workload(kinds.WORKLOAD, finalizers=[names.WORKLOAD_FINALIZER]))
+        self.admin(
+            "POST", kinds.WORKLOADS, kinds.workload(kinds.WORKLOAD, finalizers=[names.WORKLOAD_FINALIZER])
+        )
         for name, is_device in (("gpu-gpu-node-0-0", True), ("gpu-scheduler.gpu.scheduling", False)):
             self.admin("POST", kinds.LEASES, kinds.lease(name, managed=is_device))
         self.admin("POST", kinds.REPORTS, kinds.report("gpu-node-1"))

@@ -1,4 +1,4 @@
-"""What of an admitted pod would break the rules, told in plain Python from the rules, not from the policies."""
+"""What of an admitted pod breaks the rules, in plain Python from the rules, not from the policies."""
 
 from collections import Counter
 
@@ -44,7 +44,9 @@ def _view(pod: Json) -> list[str]:
     spec, found = pod["spec"], []
     for each in _containers(pod):
         given = [one for one in each.get("env", []) if one["name"] in names.DEVICE_ENV]
-        sources = {one["name"]: one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath") for one in given}
+        sources = {
+            one["name"]: one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath") for one in given
+        }
         wanted = {name: f"metadata.annotations['{key}']" for name, key in names.DEVICE_ENV.items()}
         if sources != wanted or len(given) != len(wanted):
             found.append(f"{each['name']} has other devices")
@@ -57,10 +59,14 @@ def _view(pod: Json) -> list[str]:
     if spec.get("hostPID"):
         found.append("sees all processes")
     for volume in spec.get("volumes", []):
-        steps = [one for one in volume.get("hostPath", {}).get("path", "/ok").split("/") if one not in ("", ".")]
+        steps = [
+            one for one in volume.get("hostPath", {}).get("path", "/ok").split("/") if one not in ("", ".")
+        ]
         if not steps or steps[0] in DEVICE_FILES:
             found.append("mounts the devices of the node")
-    return found + ["adds devices by CDI"] * any("cdi.k8s.io/" in key for key in pod["metadata"]["annotations"])
+    return found + ["adds devices by CDI"] * any(
+        "cdi.k8s.io/" in key for key in pod["metadata"]["annotations"]
+    )
 
 
 def _count(pod: Json) -> list[str]:

@@ -1,4 +1,4 @@
-"""Who requests `gpu.scheduling/milligpu`, and how much: a claimed pod what it counts for, all others nothing."""
+"""Requests for `gpu.scheduling/milligpu`: a claimed pod what it counts for, all others nothing."""
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.admission_policies import cel
@@ -21,12 +21,14 @@ def _amount(kind: str) -> str:
 
 UNCLAIMED = Policy(
     "gpu-orchestrator-unclaimed-capacity",
-    f"{names.MILLIGPU} counts what pods ask of the gpu-scheduler; a pod that asks for nothing would only block it.",
+    f"{names.MILLIGPU} counts what pods ask of the gpu-scheduler; a pod that asks for nothing would only "
+    "block it.",
     (Resources(("pods",), ("CREATE",)),),
     (
         Validation(
             f"({cel.CONTAINERS}).all(container, !({_counts('container')}))",
-            f"{names.MILLIGPU} counts the GPUs of pods that ask for them by annotation; write {names.GPUS}: \"1\" or name "
+            f"{names.MILLIGPU} counts the GPUs of pods that ask for them by annotation; write {names.GPUS}: "
+            '"1" or name '
             "a claim, and the number is filled in; or leave the resource out",
             reason="Invalid",
         ),
@@ -36,8 +38,8 @@ UNCLAIMED = Policy(
 
 CLAIMED = Policy(
     "gpu-orchestrator-claimed-capacity",
-    f"A pod that asks for GPUs requests what they count for, so that quotas and autoscalers count it.\n"
-    f"What a claim counts for is not known here: the gpu-scheduler compares.",
+    "A pod that asks for GPUs requests what they count for, so that quotas and autoscalers count it.\n"
+    "What a claim counts for is not known here: the gpu-scheduler compares.",
     (Resources(("pods",), ("CREATE",)),),
     (
         Validation(
@@ -47,16 +49,20 @@ CLAIMED = Policy(
         ),
         Validation(
             "variables.requested == variables.limited && variables.requested >= 1",
-            f"a pod that asks for GPUs requests what they count for as {names.MILLIGPU}, in requests and limits of its "
-            f"first container; create its GpuClaim first, if it names one, and the webhook fills it in; is that down? kubectl "
+            f"a pod that asks for GPUs requests what they count for as {names.MILLIGPU}, in requests and "
+            "limits of its "
+            "first container; create its GpuClaim first, if it names one, and the webhook fills it in; is "
+            "that down? kubectl "
             f"get deploy {names.WEBHOOK} -n {names.NAMESPACE}",
             reason="Invalid",
         ),
         Validation(
             f"!{_GPUS}.orValue('').matches('{GPUS_PATTERN}') || variables.requested == {WHOLE_DEVICE} * "
             f"int({_GPUS}.orValue('0'))",
-            f"'the pod asks for ' + {_GPUS}.orValue('') + ' GPUs, each of which counts {WHOLE_DEVICE}, and requests ' "
-            f"+ string(variables.requested) + ' {names.MILLIGPU}; leave the resource out, and it is filled in'",
+            f"'the pod asks for ' + {_GPUS}.orValue('') + ' GPUs, each of which counts {WHOLE_DEVICE}, and "
+            "requests ' "
+            f"+ string(variables.requested) + ' {names.MILLIGPU}; leave the resource out, and it is filled "
+            "in'",
             is_computed=True,
             reason="Invalid",
         ),

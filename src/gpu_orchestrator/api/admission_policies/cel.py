@@ -11,8 +11,8 @@ _OURS = f"system:serviceaccount:{names.NAMESPACE}:"
 USER = "request.userInfo.username"
 
 IS_SCHEDULER = f"{USER}.matches('^{_OURS}([a-z0-9.-]+-)?{names.SCHEDULER}$')"
-"""The ServiceAccount of a gpu-scheduler in our namespace: of the first, or of one whose name ends alike, as that
-in examples/second-scheduler."""
+"""The ServiceAccount of a gpu-scheduler in our namespace: of the first, or of one whose name ends alike, as
+that in examples/second-scheduler."""
 IS_OPERATOR = f"{USER} == '{_OURS}{names.OPERATOR}'"
 IS_AGENT = f"{USER} == '{_OURS}{names.AGENT}'"
 

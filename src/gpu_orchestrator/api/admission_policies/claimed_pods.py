@@ -57,17 +57,20 @@ def _container_checks(containers: str, which: str) -> tuple[Validation, ...]:
         Validation(
             confined(containers),
             f"every container of a pod that asks for GPUs takes {', '.join(names.DEVICE_ENV)} from the pod's "
-            f"annotations by fieldRef, and from nowhere else ({which}); without this it would see GPUs of others. {_FILL}",
+            f"annotations by fieldRef, and from nowhere else ({which}); without this it would see GPUs of "
+            f"others. {_FILL}",
             reason="Invalid",
         ),
         Validation(
             f"{containers}.all(container, !container.?securityContext.?privileged.orValue(false))",
-            f"a privileged container sees all GPUs of its node, so a pod that asks for GPUs has none ({which}); set "
+            "a privileged container sees all GPUs of its node, so a pod that asks for GPUs has none "
+            f"({which}); set "
             "privileged: false",
         ),
         Validation(
             f"{containers}.all(container, container.?volumeDevices.orValue([]).size() == 0)",
-            f"a pod that asks for GPUs has no raw block devices ({which}); mount a volume by volumeMounts instead of "
+            f"a pod that asks for GPUs has no raw block devices ({which}); mount a volume by volumeMounts "
+            "instead of "
             "volumeDevices",
         ),
         Validation(
@@ -85,7 +88,8 @@ CLAIMED_PODS = Policy(
     (
         Validation(
             f"{cel.ASKS}.filter(key, key in object.metadata.annotations).size() == 1",
-            f"{cel.ASKS}.filter(key, key in object.metadata.annotations).join(' and ') + ' ask for GPUs in several "
+            f"{cel.ASKS}.filter(key, key in object.metadata.annotations).join(' and ') + ' ask for GPUs in "
+            "several "
             "ways; keep one of them'",
             is_computed=True,
             reason="Invalid",
@@ -102,14 +106,16 @@ CLAIMED_PODS = Policy(
         ),
         Validation(
             f"object.spec.?schedulerName.orValue('').matches('^([a-z0-9.-]+-)?{names.SCHEDULER}$')",
-            f"'schedulerName is ' + object.spec.?schedulerName.orValue('empty') + ', and only {names.SCHEDULER} gives "
+            "'schedulerName is ' + object.spec.?schedulerName.orValue('empty') + ', and only "
+            f"{names.SCHEDULER} gives "
             f"GPUs to a pod that asks by annotation; set it to {names.SCHEDULER}. By default {_FILL}'",
             is_computed=True,
             reason="Invalid",
         ),
         Validation(
             "object.spec.?nodeName.orValue('') == ''",
-            "'nodeName is ' + object.spec.nodeName + ', and would pass the gpu-scheduler by; use nodeSelector or "
+            "'nodeName is ' + object.spec.nodeName + ', and would pass the gpu-scheduler by; use "
+            "nodeSelector or "
             "nodeAffinity'",
             is_computed=True,
             reason="Invalid",
@@ -118,7 +124,8 @@ CLAIMED_PODS = Policy(
             "variables.containers.all(container, [container.?resources.?requests.orValue({}), "
             "container.?resources.?limits.orValue({})].all(amounts, amounts.all(name, "
             f"!({_is_gpu('name')}))))",
-            "a pod asks for GPUs by annotation or by the resource of a device plugin (nvidia.com/gpu and the like), not "
+            "a pod asks for GPUs by annotation or by the resource of a device plugin (nvidia.com/gpu and "
+            "the like), not "
             "by both: the plugin would choose GPUs of its own; remove one",
             reason="Invalid",
         ),
@@ -134,7 +141,8 @@ CONFINED_PODS = Policy(
     (
         Validation(
             "variables.isSmall",
-            f"a pod that asks for GPUs has at most {MOST_CONTAINERS} containers with {MOST_VARIABLES} variables in all, "
+            f"a pod that asks for GPUs has at most {MOST_CONTAINERS} containers with {MOST_VARIABLES} "
+            "variables in all, "
             f"and {MOST_VOLUMES} volumes; use envFrom, or several pods",
             reason="Invalid",
         ),
@@ -144,13 +152,15 @@ CONFINED_PODS = Policy(
         ),
         Validation(
             "!object.spec.?hostPID.orValue(false)",
-            "with hostPID a container reaches the devices of other pods' processes, so a pod that asks for GPUs has "
+            "with hostPID a container reaches the devices of other pods' processes, so a pod that asks for "
+            "GPUs has "
             "none; remove hostPID",
         ),
         Validation(
             "!variables.isSmall || variables.hostPaths.all(parts, parts.size() > 0 && "
             "!(parts[0] in ['dev', 'proc', 'sys']))",
-            "a hostPath of /, /dev, /proc or /sys shows GPUs of others; remove the volume. For shared memory at "
+            "a hostPath of /, /dev, /proc or /sys shows GPUs of others; remove the volume. For shared "
+            "memory at "
             "/dev/shm use emptyDir with medium: Memory",
         ),
         Validation(

@@ -9,9 +9,7 @@ CONTROLLERS = "gpu-orchestrator-controllers"
 """PriorityClass of our own Deployments."""
 
 _LABELLED = f"namespaceObject.metadata.?labels[?'{names.ALLOW_HIGH_PRIORITY}'].orValue('') == 'true'"
-_LABEL = (
-    f"let an administrator label the namespace {names.ALLOW_HIGH_PRIORITY}=true, or use a lower priority"
-)
+_LABEL = f"let an administrator label the namespace {names.ALLOW_HIGH_PRIORITY}=true, or use a lower priority"
 _IT = {"it": "object == null ? oldObject : object"}
 _OURS = f"system:serviceaccount:{names.NAMESPACE}:"
 _NODES = {"nodes": cel.CALLER_NODES}
@@ -31,9 +29,12 @@ LEASES = Policy(
             f"variables.it.metadata.name.endsWith('{names.SCHEDULER}.{names.SCHEDULING_GROUP}') ? "
             f"variables.it.metadata.name == variables.account + '.{names.SCHEDULING_GROUP}' : "
             f"variables.it.metadata.name.startsWith('{names.AGENT_LEASE_PREFIX}') ? ({_AGENT_LEASE}) : "
-            f"variables.it.metadata.name.startsWith('{names.DEVICE_LEASE_PREFIX}') ? {cel.IS_SCHEDULER} : true",
-            "'Lease ' + variables.it.metadata.name + ' says who holds a GPU, who leads or which agent lives; ' + "
-            "request.userInfo.username + ' cannot write it: only the process can that it belongs to. Delete a pod to "
+            f"variables.it.metadata.name.startsWith('{names.DEVICE_LEASE_PREFIX}') ? {cel.IS_SCHEDULER} : "
+            "true",
+            "'Lease ' + variables.it.metadata.name + ' says who holds a GPU, who leads or which agent "
+            "lives; ' + "
+            "request.userInfo.username + ' cannot write it: only the process can that it belongs to. Delete "
+            "a pod to "
             "free its GPUs'",
             is_computed=True,
         ),
@@ -67,8 +68,10 @@ REPORTS = Policy(
             f"{cel.IS_AGENT} && [object, oldObject].filter(each, each != null).all(each, "
             "each.metadata.name in variables.nodes && each.?spec.?nodeName.orValue(each.metadata.name) in "
             "variables.nodes)",
-            "'GpuNodeStatus ' + variables.it.metadata.name + ' is written by the agent on that node alone; ' + "
-            "request.userInfo.username + ' is on ' + (variables.nodes.size() > 0 ? variables.nodes[0] : 'no node')",
+            "'GpuNodeStatus ' + variables.it.metadata.name + ' is written by the agent on that node alone; "
+            "' + "
+            "request.userInfo.username + ' is on ' + (variables.nodes.size() > 0 ? variables.nodes[0] : 'no "
+            "node')",
             is_computed=True,
         ),
     ),
@@ -102,7 +105,8 @@ PRIORITY = Policy(
 
 WORKLOAD_PRIORITY = Policy(
     "gpu-orchestrator-workload-priority",
-    "The same for a GPUWorkload, whose pods the operator makes: refused at once instead of waiting without a pod.",
+    "The same for a GPUWorkload, whose pods the operator makes: refused at once instead of waiting without "
+    "a pod.",
     (Resources(("gpuworkloads",), ("CREATE", "UPDATE"), names.WARP_GROUP, names.WARP_VERSION),),
     (
         Validation(

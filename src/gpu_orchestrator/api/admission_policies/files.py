@@ -29,8 +29,7 @@ VALIDATING: dict[str, tuple[Policy, ...]] = {
 def files() -> dict[str, str]:
     """Return the text of each file by its path in config."""
     made = {
-        f"policy/{name}": HEADER + "---\n".join(map(_text, policies))
-        for name, policies in VALIDATING.items()
+        f"policy/{name}": HEADER + "---\n".join(map(_text, policies)) for name, policies in VALIDATING.items()
     }
     return {
         **made,

@@ -1,9 +1,9 @@
 """MutatingAdmissionPolicies that fill a claimed pod in as the webhook does, without any process of ours.
 
 They need Kubernetes 1.36. What a claim counts for is read from the claim itself: the policy has GpuClaims as
-parameters, and the API server evaluates it for each claim of the pod's namespace, 0.1 ms each, also for pods that
-claim nothing. The claims that the scheduler makes, one for each pod of a template, are left out by their label; where
-people write hundreds of claims in one namespace, use the webhook.
+parameters, and the API server evaluates it for each claim of the pod's namespace, 0.1 ms each, also for pods
+that claim nothing. The claims that the scheduler makes, one for each pod of a template, are left out by their
+label; where people write hundreds of claims in one namespace, use the webhook.
 """
 
 from collections.abc import Mapping
@@ -23,8 +23,9 @@ _FIRST = "object.spec.containers[0]"
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A MutatingAdmissionPolicy. Each of the `patches` is an expression that returns a list of JSONPatch; they
-    are joined, because the API server spends milliseconds on each mutation. `of_claims`: it is evaluated with each GpuClaim of the namespace as `params`."""
+    """A MutatingAdmissionPolicy. Each of the `patches` is an expression that returns a list of JSONPatch;
+    they are joined, because the API server spends milliseconds on each mutation. `of_claims`: it is evaluated with
+    each GpuClaim of the namespace as `params`."""
 
     name: str
     about: str
@@ -79,12 +80,14 @@ _VOID = {"env": f"[{{'name': '{names.NVIDIA_DEVICES_ENV}', 'value': '{deviceenv.
 
 
 def _with_env(kind: str, *, unless: str = "false") -> str:
-    """Return an expression that sets our variables first in each container of that list, in place of others of
-    the same names."""
+    """Return an expression that sets our variables first in each container of that list, in place of
+    others of the same names."""
     return (
-        f"object.spec.?{kind}.orValue([]).transformList(number, container, !({unless}), JSONPatch{{op: 'add', "
+        f"object.spec.?{kind}.orValue([]).transformList(number, container, !({unless}), JSONPatch{{op: "
+        "'add', "
         f"path: '/spec/{kind}/' + string(number) + '/env', value: dyn(variables.env) + "
-        f"dyn(container.?env.orValue([]).filter(each, !variables.env.exists(ours, ours.name == each.name)))}})"
+        "dyn(container.?env.orValue([]).filter(each, !variables.env.exists(ours, ours.name == "
+        "each.name)))}})"
     )
 
 
@@ -99,16 +102,17 @@ def _uncounted(kind: str, part: str, *, which: str = "true") -> str:
 
 def _counted(amount: str) -> tuple[str, ...]:
     """Return expressions that set requests and limits of the first container to this number."""
-    return (
-        f"!has({_FIRST}.resources) ? [JSONPatch{{op: 'add', path: '/spec/containers/0/resources', value: {{}}}}] : []",
-        *(
-            f"has({_FIRST}.resources) && has({_FIRST}.resources.{part}) ? "
-            f"[JSONPatch{{op: 'add', path: '/spec/containers/0/resources/{part}/{_KEY}', value: string({amount})}}] : "
-            f"[JSONPatch{{op: 'add', path: '/spec/containers/0/resources/{part}', "
-            f"value: {{'{names.MILLIGPU}': string({amount})}}}}]"
-            for part in ("requests", "limits")
-        ),
-    )
+    path, parts = "/spec/containers/0/resources", ("requests", "limits")
+    made = [f"has({_FIRST}.resources) ? [] : [{_add(path, '{}')}]"]
+    for part in parts:
+        into = _add(f"{path}/{part}/{_KEY}", f"string({amount})")
+        alone = _add(f"{path}/{part}", f"{{'{names.MILLIGPU}': string({amount})}}")
+        made.append(f"has({_FIRST}.resources) && has({_FIRST}.resources.{part}) ? [{into}] : [{alone}]")
+    return tuple(made)
+
+
+def _add(path: str, value: str) -> str:
+    return f"JSONPatch{{op: 'add', path: '{path}', value: {value}}}"
 
 
 _TOLERATED = (
@@ -118,7 +122,8 @@ _TOLERATED = (
 )
 _MISSING = (
     f"{cel.text_list(names.GPU_RESOURCES)}.filter(key, !object.spec.?tolerations.orValue([]).exists(each, "
-    "each.?key.orValue('') == key && each.?operator.orValue('') == 'Exists' && each.?effect.orValue('') == '' && "
+    "each.?key.orValue('') == key && each.?operator.orValue('') == 'Exists' && each.?effect.orValue('') == "
+    "'' && "
     "each.?value.orValue('') == '' && !has(each.tolerationSeconds)))"
 )
 _NAMED = (
@@ -129,7 +134,8 @@ _DEVICES = "params.spec.devices"
 _OF_ONE = (
     f"{_DEVICES}.?exclusivity.orValue('') == 'Shared' ? {_DEVICES}.?share.orValue({WHOLE_DEVICE}) : "
     f"{_DEVICES}.?exclusivity.orValue('') == 'MIG' && variables.profile.matches('^([1-7]c[.])?[1-7]g[.]') ? "
-    f"int(variables.profile.split('g.')[0].split('.').map(part, part.substring(part.size() - 1)).reverse()[0]) * "
+    "int(variables.profile.split('g.')[0].split('.').map(part, part.substring(part.size() - "
+    "1)).reverse()[0]) * "
     f"{WHOLE_DEVICE} / {MIG_PARTS} : {WHOLE_DEVICE}"
 )
 _KNOWN = {"known": "oldObject.spec.?ephemeralContainers.orValue([]).map(container, container.name)"}
@@ -137,7 +143,8 @@ CREATED = Resources(("pods",), ("CREATE",))
 
 PODS = Mutation(
     "gpu-orchestrator-fill-pods",
-    "A pod that asks for GPUs gets its scheduler, device variables and tolerations, and requests nothing that its\n"
+    "A pod that asks for GPUs gets its scheduler, device variables and tolerations, and requests nothing "
+    "that its\n"
     "devices do not count for.",
     CREATED,
     (
@@ -160,7 +167,8 @@ WHOLE = Mutation(
     CREATED,
     _counted("variables.amount"),
     {
-        "whole-gpus": f"object.metadata.?annotations[?'{names.GPUS}'].orValue('').matches('{GPUS_PATTERN}') && "
+        "whole-gpus": f"object.metadata.?annotations[?'{names.GPUS}'].orValue('').matches('{GPUS_PATTERN}') "
+        "&& "
         f"{cel.ASKS}.filter(key, key in object.metadata.annotations).size() == 1"
     },
     {"amount": f"{WHOLE_DEVICE} * int(object.metadata.annotations['{names.GPUS}'])"},
@@ -185,7 +193,8 @@ CLAIMS = Mutation(
 
 LATE = Mutation(
     "gpu-orchestrator-fill-late-containers",
-    "A container that `kubectl debug` adds sees the GPUs of its pod. Others of the pod cannot change any more.",
+    "A container that `kubectl debug` adds sees the GPUs of its pod. Others of the pod cannot change any "
+    "more.",
     Resources(("pods/ephemeralcontainers",), ("UPDATE",)),
     (_with_env("ephemeralContainers", unless="container.name in variables.known"),),
     {"claimed": cel.is_claimed("object")},

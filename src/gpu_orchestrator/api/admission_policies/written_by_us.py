@@ -7,15 +7,11 @@ from gpu_orchestrator.api.admission_policies.policy import Policy, Resources, Va
 
 PODS = ("pods", "pods/status", "pods/ephemeralcontainers", "pods/resize")
 NOT_THE_SCHEDULER = {"not-the-scheduler": f"!{cel.IS_SCHEDULER}"}
-BINDS_EVERYWHERE = (
-    "authorizer.group('').resource('pods').subresource('binding').check('create').allowed()"
-)
+BINDS_EVERYWHERE = "authorizer.group('').resource('pods').subresource('binding').check('create').allowed()"
 WRITES_STATUS_EVERYWHERE = (
-    "authorizer.group('').resource('pods').subresource('status').check(request.operation == 'CREATE' ? 'create' "
-    ": 'patch').allowed()"
+    "authorizer.group('').resource('pods').subresource('status').check('patch').allowed()"
 )
 NEW, OLD = {"new": cel.annotations("object")}, {"old": cel.old("metadata.?annotations", "{}")}
-WRITTEN = "request.userInfo.username + ' is not its ServiceAccount'"
 
 ANSWERS = Policy(
     "gpu-orchestrator-answers",
@@ -24,8 +20,10 @@ ANSWERS = Policy(
     (
         Validation(
             f"{cel.ANSWERS}.all(key, variables.new[?key] == variables.old[?key])",
-            f"{cel.ANSWERS}.filter(key, variables.new[?key] != variables.old[?key]).join(', ') + ' says which "
-            "GPUs the pod was given, and only the gpu-scheduler writes it; ' + request.userInfo.username + ' cannot "
+            f"{cel.ANSWERS}.filter(key, variables.new[?key] != variables.old[?key]).join(', ') + ' says "
+            "which "
+            "GPUs the pod was given, and only the gpu-scheduler writes it; ' + request.userInfo.username + "
+            "' cannot "
             "set, change or remove it: leave it out'",
             is_computed=True,
         ),
@@ -41,7 +39,8 @@ ASKS = Policy(
     (
         Validation(
             f"{cel.ASKS}.all(key, variables.new[?key] == variables.old[?key])",
-            f"{cel.ASKS}.filter(key, variables.new[?key] != variables.old[?key]).join(', ') + ' cannot be set, "
+            f"{cel.ASKS}.filter(key, variables.new[?key] != variables.old[?key]).join(', ') + ' cannot be "
+            "set, "
             "changed or removed after the creation of the pod; delete the pod and create it again'",
             is_computed=True,
             reason="Invalid",
@@ -58,13 +57,15 @@ BINDINGS = Policy(
     (
         Validation(
             f"{cel.annotations('object')}.all(key, !key.startsWith('gpu.scheduling/'))",
-            "'only the gpu-scheduler binds pods with annotations of gpu.scheduling/; ' + request.userInfo.username + "
+            "'only the gpu-scheduler binds pods with annotations of gpu.scheduling/; ' + "
+            "request.userInfo.username + "
             "' is not its ServiceAccount: leave them out, and let the gpu-scheduler bind the pod'",
             is_computed=True,
         ),
         Validation(
             BINDS_EVERYWHERE,
-            "request.userInfo.username + ' may bind pods in this namespace alone, and so could give away what the "
+            "request.userInfo.username + ' may bind pods in this namespace alone, and so could give away "
+            "what the "
             "gpu-scheduler holds; leave it to the pod\\'s scheduler, or let an administrator grant create on "
             "pods/binding by a ClusterRoleBinding'",
             is_computed=True,
@@ -75,13 +76,15 @@ BINDINGS = Policy(
 
 POD_STATUS = Policy(
     "gpu-orchestrator-pod-status",
-    "A pod that seems to have ended loses its GPUs. So the status of a claimed pod is written by the kubelet and by "
+    "A pod that seems to have ended loses its GPUs. So the status of a claimed pod is written by the "
+    "kubelet and by "
     "controllers,\nwhich may do so in all namespaces.",
     (Resources(("pods/status",), ("UPDATE",)),),
     (
         Validation(
             WRITES_STATUS_EVERYWHERE,
-            "request.userInfo.username + ' cannot write the status of a pod with GPUs: the GPUs of one that seems to "
+            "request.userInfo.username + ' cannot write the status of a pod with GPUs: the GPUs of one that "
+            "seems to "
             "have ended go to others; delete the pod to end it'",
             is_computed=True,
         ),
@@ -112,17 +115,20 @@ CLAIMS = Policy(
     (
         Validation(
             "request.?subResource.orValue('') != 'status'",
-            "only the gpu-scheduler writes the status of a GpuClaim; delete the pod that uses the claim to free it",
+            "only the gpu-scheduler writes the status of a GpuClaim; delete the pod that uses the claim to "
+            "free it",
         ),
         Validation(
             _same_finalizer(names.CLAIM_FINALIZER),
-            f"only the gpu-scheduler sets and removes the finalizer {names.CLAIM_FINALIZER}; delete the pod that uses "
+            f"only the gpu-scheduler sets and removes the finalizer {names.CLAIM_FINALIZER}; delete the pod "
+            "that uses "
             "the claim, and the finalizer goes",
         ),
         Validation(
             f"{cel.same(_MARKS, new='variables.labels', before='variables.oldLabels')} && "
             f"{cel.same(_NOTES, new='variables.new', before='variables.old')}",
-            f"only the gpu-scheduler writes the marks of a GpuClaim, such as the label {names.POD_UID} and the "
+            f"only the gpu-scheduler writes the marks of a GpuClaim, such as the label {names.POD_UID} and "
+            "the "
             f"annotation {names.LEASE_POD}; leave them out",
         ),
         Validation(
@@ -163,7 +169,8 @@ WORKLOADS = Policy(
         ),
         Validation(
             _same_finalizer(names.WORKLOAD_FINALIZER),
-            f"only the operator sets and removes the finalizer {names.WORKLOAD_FINALIZER}; delete the workload, and the "
+            f"only the operator sets and removes the finalizer {names.WORKLOAD_FINALIZER}; delete the "
+            "workload, and the "
             "operator removes it once the Job is gone",
         ),
     ),
