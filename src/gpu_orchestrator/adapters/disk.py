@@ -59,15 +59,16 @@ class Disk:
         self._folder = folder
         self._measured_at = float("-inf")
         self._left = Left(folder, 0, 0)
-        self._shortage = ""
+        self._told: tuple[Left, str] = (self._left, "")
 
     def left(self) -> Left:
         if monotonic() - self._measured_at > FRESH_S:
             self._left, self._measured_at = left(self._folder), monotonic()
-            self._shortage = str(self._left)
         return self._left
 
     def shortage(self) -> str:
         """Return what to tell people, as `Left` says it; empty if there is room."""
-        self.left()
-        return self._shortage
+        left = self.left()
+        if self._told[0] is not left:
+            self._told = left, str(left)
+        return self._told[1]

@@ -36,6 +36,7 @@ from gpu_orchestrator.apps.manager.fleet.nodes import request_of
 from gpu_orchestrator.apps.manager.http.task_wishes import pool_allowed, pool_of, times_of
 from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.core.answer import Refusal
+from gpu_orchestrator.core.request import Request, Shape
 
 MAX_RETRY_AFTER_S = 60.0
 """The longest `Retry-After` for a full queue: there may be room sooner than estimated."""
@@ -54,8 +55,7 @@ async def accept(
 ) -> list[Accepted]:
     """Store all of these tasks, or store none and raise the error that says why."""
     specs = [_spec(manager, each, key) for each in requests]
-    for number, spec in enumerate(specs):
-        await _check(manager, number, spec)
+    await _check_all(manager, specs)
     now_s = time()
     new = [
         _new(manager, each, spec, _Sender(key, correlation, now_s))
@@ -281,8 +281,17 @@ def _parameters(given: msgspec.Raw) -> str:
         raise errors.BadRequest(f"the body is not valid JSON: parameters: {error}") from error
 
 
-async def _check(manager: Manager, number: int, spec: TaskSpec) -> None:
-    wanted = request_of("", spec)
+async def _check_all(manager: Manager, specs: Sequence[TaskSpec]) -> None:
+    """Raise an error for the first task that no worker can ever take. A batch mostly asks for few shapes."""
+    checked: set[Shape] = set()
+    for number, spec in enumerate(specs):
+        wanted = request_of("", spec)
+        if wanted.shape not in checked:
+            checked.add(wanted.shape)
+            await _check(manager, number, spec, wanted)
+
+
+async def _check(manager: Manager, number: int, spec: TaskSpec, wanted: Request) -> None:
     refusal = await manager.overview.never_fits(wanted.shape, manager.registry.policy_of(wanted))
     if refusal is None:
         return

@@ -24,11 +24,11 @@ class BatchQueue(Generic[A]):
         self._flows: dict[str, deque[A]] = {}
         self._running: set[asyncio.Future[None]] = set()
 
-    def put(self, item: A, flow: str = "") -> None:
+    def put(self, *items: A, flow: str = "") -> None:
         waiting = self._flows.get(flow)
         if waiting is None:
             waiting = self._flows[flow] = deque()
-        waiting.append(item)
+        waiting.extend(items)
         self._start_batch()
 
     @property
@@ -81,6 +81,38 @@ class BatchQueue(Generic[A]):
         return batch
 
 
+class _Group(Generic[B]):
+    """The answers to several items of one caller, who waits for all of them."""
+
+    __slots__ = ("answers", "future", "left")
+
+    def __init__(self, size: int) -> None:
+        self.future: asyncio.Future[list[B]] = asyncio.get_running_loop().create_future()
+        self.answers, self.left = cast("list[B]", [None] * size), size
+
+
+class _Share(Generic[B]):
+    """The answer to one of them. It is set like a future, and costs less than a future for each item."""
+
+    __slots__ = ("_group", "_number")
+
+    def __init__(self, group: _Group[B], number: int) -> None:
+        self._group, self._number = group, number
+
+    def done(self) -> bool:
+        return self._group.future.done()
+
+    def set_result(self, answer: B) -> None:
+        group = self._group
+        group.answers[self._number] = answer
+        group.left -= 1
+        if not group.left:
+            group.future.set_result(group.answers)
+
+    def set_exception(self, error: Exception) -> None:
+        self._group.future.set_exception(error)
+
+
 class Batcher(Generic[A, B]):
     """`perform` answers each item of a batch, in order; if it raises, all callers of that batch get the
     error."""
@@ -89,33 +121,37 @@ class Batcher(Generic[A, B]):
         self, perform: Callable[[list[A]], Awaitable[Sequence[B]]], *, most: int = 500, at_once: int = 1
     ) -> None:
         self._perform = perform
-        self._batches: BatchQueue[tuple[A, asyncio.Future[B]]] = BatchQueue(
+        self._batches: BatchQueue[tuple[A, asyncio.Future[B] | _Share[B]]] = BatchQueue(
             self._answer, most=most, at_once=at_once
         )
 
     def put(self, item: A, flow: str = "") -> asyncio.Future[B]:
         future: asyncio.Future[B] = asyncio.get_running_loop().create_future()
-        self._batches.put((item, future), flow)
+        self._batches.put((item, future), flow=flow)
         return future
 
     async def put_all(self, items: Sequence[A], flow: str = "") -> list[B]:
+        if not items:
+            return []
         if len(items) == 1:
             if self._batches.is_idle:
                 return list(await self._batches.run_inline(self._perform([items[0]])))
             return [await self.put(items[0], flow)]
-        return await asyncio.gather(*[self.put(item, flow) for item in items])
+        group = _Group[B](len(items))
+        self._batches.put(*[(item, _Share(group, number)) for number, item in enumerate(items)], flow=flow)
+        return await group.future
 
     async def close(self) -> None:
         await self._batches.close()
 
-    async def _answer(self, batch: list[tuple[A, asyncio.Future[B]]]) -> None:
+    async def _answer(self, batch: list[tuple[A, asyncio.Future[B] | _Share[B]]]) -> None:
         try:
             answers = await self._perform([item for item, _ in batch])
         except Exception as error:
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
+            for _, to in batch:
+                if not to.done():
+                    to.set_exception(error)
             return
-        for (_, future), answer in zip(batch, answers, strict=True):
-            if not future.done():
-                future.set_result(answer)
+        for (_, to), answer in zip(batch, answers, strict=True):
+            if not to.done():
+                to.set_result(answer)
