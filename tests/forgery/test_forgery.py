@@ -12,6 +12,7 @@ from tests.forgery import changes, controllers, legitimate, pods, work
 from tests.forgery.calls import PODS, TEAM, TENANT, Call, Json, Outcome, create
 from tests.forgery.play import BARE, DOWN, POLICY, PROBES, WEBHOOK, Play, complaints, expectations, forgeries
 from tests.forgery.sins import sins
+from tests.support.scale import Scale
 from tests.support.scheduler_stage import until
 from tests.support.webhook_process import Webhook
 
@@ -21,35 +22,36 @@ UNFILLED = "without anything"
 
 
 @pytest.fixture(scope="module")
-def play(toolbox: Toolbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
+def play(toolbox: Toolbox, scale: Scale, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
     """Try all tables in all phases, in a cluster of their own: policies hold for every namespace."""
     with Cluster.start(parts=OPTIONAL, toolbox=toolbox) as cluster:
         made = Play(cluster)
         made.prepare()
         try:
-            act(made, tmp_path_factory.mktemp("webhook"))
+            act(made, tmp_path_factory.mktemp("webhook"), every=scale(test=3, accept=1))
             yield made
         finally:
             made.close()
 
 
-def act(play: Play, folder: Path) -> None:
-    play.run(
-        UNFILLED,
-        [*(create(f"filled {name}", pods.filled(pod)) for name, pod in corpus()), *legitimate.unclaimed()],
-    )
+def act(play: Play, folder: Path, *, every: int) -> None:
+    """Without anything that fills pods in, all of the tables are tried; with it, every third, or all."""
+    filled = [*filled_in(forgeries())[::every], *filled_in(expectations(is_filled=False))[::every]]
+    some = corpus()[::every]
+    wanted = [create(f"filled {name}", pods.filled(pod)) for name, pod in some]
+    play.run(UNFILLED, [*wanted, *legitimate.unclaimed()])
     play.kubectl("apply", "-k", "mutating-policy")
     play.await_filling(is_on=True)
-    play.run(BARE, [*(create(name, pod) for name, pod in corpus()), *legitimate.unclaimed()])
+    play.run(BARE, [*(create(name, pod) for name, pod in some), *legitimate.unclaimed()])
     play.kubectl("apply", "-k", "policy")
     play.await_policies()
-    play.run(POLICY, filled_in(forgeries()) + filled_in(expectations(is_filled=False)))
+    play.run(POLICY, filled)
     play.kubectl("delete", "-k", "mutating-policy")
     play.await_filling(is_on=False)
     with Webhook(play.cluster.kubeconfig, folder) as webhook:
         webhook.install(play.cluster, TEAM, "hidden")
         play.await_filling(is_on=True)
-        play.run(WEBHOOK, filled_in(forgeries()) + filled_in(expectations(is_filled=False)))
+        play.run(WEBHOOK, filled)
         webhook.kill()
     play.await_filling(is_on=False)
     play.run(DOWN, [*forgeries(), *expectations(is_filled=True)])
@@ -113,13 +115,16 @@ def refused_or_repaired(call: Call, outcome: Outcome) -> str:
 @pytest.mark.parametrize("phase", PHASES)
 def test_legitimate_requests_pass(play: Play, phase: str) -> None:
     passing = [call for call in expectations(is_filled=phase == DOWN) if call.id in play.outcomes[phase]]
-    assert len(passing) > 100
+    assert len(passing) > 30
     assert complaints(passing, play.outcomes[phase], lambda _, outcome: outcome.why) == {}
 
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_claimed_pods_that_pass_keep_the_rules(play: Play, phase: str) -> None:
-    passed = [create(name, pod) for name, pod in legitimate.claimed() if "canary" not in name]
+    known = play.outcomes[phase]
+    passed = [
+        create(name, pod) for name, pod in legitimate.claimed() if name in known and "canary" not in name
+    ]
     assert (
         complaints(passed, play.outcomes[phase], lambda _, outcome: ", ".join(sins(outcome.answer or {})))
         == {}
@@ -128,7 +133,9 @@ def test_claimed_pods_that_pass_keep_the_rules(play: Play, phase: str) -> None:
 
 @pytest.mark.parametrize("phase", [BARE, *PHASES])
 def test_pods_without_a_claim_stay_as_they_are(play: Play, phase: str) -> None:
-    for call in legitimate.unclaimed():
+    tried = [call for call in legitimate.unclaimed() if call.id in play.outcomes[phase]]
+    assert len(tried) > 10
+    for call in tried:
         before, after = (play.outcomes[each][call.id].answer for each in (UNFILLED, phase))
         assert before
         assert after
@@ -136,7 +143,9 @@ def test_pods_without_a_claim_stay_as_they_are(play: Play, phase: str) -> None:
 
 
 def test_mutating_policy_fills_in_what_the_pure_function_does(play: Play) -> None:
-    for name, _ in corpus():
+    compared = [name for name, _ in corpus() if name in play.outcomes[BARE]]
+    assert len(compared) > 50
+    for name in compared:
         wanted, made = play.outcomes[UNFILLED][f"filled {name}"], play.outcomes[BARE][name]
         if wanted.answer is None:  # something else is wrong with it
             assert made.answer is None, name

@@ -23,9 +23,9 @@ _FIRST = "object.spec.containers[0]"
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A MutatingAdmissionPolicy. Each of the `patches` is an expression that returns a list of JSONPatch;
-    they are joined, because the API server spends milliseconds on each mutation. `of_claims`: it is evaluated with
-    each GpuClaim of the namespace as `params`."""
+    """A MutatingAdmissionPolicy. Each of the `patches` is an expression that returns a list of JSONPatch.
+    They are joined: the API server spends milliseconds on each mutation. `of_claims`: the policy is
+    evaluated with each GpuClaim of the namespace as `params`."""
 
     name: str
     about: str
@@ -87,7 +87,7 @@ def _with_env(kind: str, *, unless: str = "false") -> str:
         "'add', "
         f"path: '/spec/{kind}/' + string(number) + '/env', value: dyn(variables.env) + "
         "dyn(container.?env.orValue([]).filter(each, !variables.env.exists(ours, ours.name == "
-        "each.name)))}})"
+        "each.name)))})"
     )
 
 
