@@ -262,6 +262,7 @@ async def test_logs_give_way_to_tasks(new_site: NewSite) -> None:
 
 
 async def test_logs_leave_the_rest_of_a_disk_to_outcomes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_orchestrator.adapters.disk.FRESH_S", -1.0)
     worker, assign = await began(site)
     await says(worker, assign, 0, "one\n")
     await until_shown(site, assign.task, "one\n")
