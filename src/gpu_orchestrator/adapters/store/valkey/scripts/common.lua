@@ -224,10 +224,14 @@ local function list(id, state, created, owner)
   if owner and owner ~= '' then redis.call('ZADD', P .. 'o:' .. owner .. ':' .. state, created, id) end
 end
 
--- List a task that was in no list before.
+-- List a task that was in no list before. `OWNERS`: those that this call has noted already.
+local OWNERS = {}
 local function enlist(id, state, created, owner)
   list(id, state, created, owner)
-  if owner and owner ~= '' then redis.call('SADD', P .. 'owners', owner) end
+  if owner and owner ~= '' and not OWNERS[owner] then
+    OWNERS[owner] = true
+    redis.call('SADD', P .. 'owners', owner)
+  end
 end
 
 local function move(id, from, to, created, owner)
