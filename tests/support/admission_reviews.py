@@ -96,7 +96,9 @@ class Mutations:
 
     def _change(self, made: Json) -> None:
         """Replace, remove or double something anywhere in the review."""
-        parent, place = self._random.choice(list(_places(made)))
+        if not (places := list(_places(made))):
+            return  # an earlier change has emptied it
+        parent, place = self._random.choice(places)
         match self._random.randrange(4):
             case 0 if isinstance(parent, list):
                 parent.insert(place, deepcopy(parent[place]))
