@@ -25,6 +25,7 @@ from gpu_orchestrator.adapters import settings as manager
 from gpu_orchestrator.api import names
 from gpu_orchestrator.apps.manager.http import app, openapi
 from gpu_orchestrator.apps.scheduler import settings as scheduler
+from gpu_orchestrator.apps.webhook import settings as webhook
 from gpu_orchestrator.apps.worker import settings as worker
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +60,7 @@ def _crds() -> list[Path]:
 
 
 def _settings() -> tuple[Any, ...]:
-    return manager, scheduler, worker
+    return manager, scheduler, webhook, worker
 
 
 def _bare(value: Any) -> Any:

@@ -34,6 +34,14 @@ Scheduler and operator:
   operator_builders   workloads, Jobs, pods and nodes
   operator_process    the operator as a real process, and its workloads in a real cluster
 
+Webhook:
+  admission_reviews   AdmissionReviews as an API server sends them, and as nobody would
+  pod_json            pods as JSON, and Hypothesis strategies for odd ones
+  json_patch          applies a patch as the API server does
+  asgi                calls an application without a server
+  review_app          the webhook's application with a few claims
+  webhook_process     the webhook as a real process, and its configuration at a real API server
+
 Manager and worker:
   stores              real Valkey servers
   store_calls         short calls of the store for its contract tests

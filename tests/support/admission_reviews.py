@@ -15,7 +15,22 @@ SUBRESOURCES = (
     *("attach", "log", "portforward", "proxy", "resize", "scale", "token", "nobody"),
 )
 OPERATIONS = ("CREATE", "CREATE", "UPDATE", "UPDATE", "DELETE", "CONNECT", "", "create")
-ODD = (None, True, 0, -1, 1e308, 10**30, "", [], {}, [[]], [{}], {"": None}, *NUMBERS, *WORDS)
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    -1,
+    1e308,
+    10**30,
+    "",
+    [],
+    {},
+    [[]],
+    [{}],
+    {"": None},
+    *NUMBERS,
+    *WORDS,
+)
 SHIPPED = (
     *("claimed-pod.yaml", "bare-gpus.yaml", "claimed-deployment.yaml", "gpuclaim-sample.yaml"),
     *("gpuworkload-claimed.yaml", "gpuworkload-sample.yaml"),
@@ -81,7 +96,9 @@ class Mutations:
 
     def _change(self, made: Json) -> None:
         """Replace, remove or double something anywhere in the review."""
-        parent, place = self._random.choice(list(_places(made)))
+        if not (places := list(_places(made))):
+            return  # an earlier change has emptied it
+        parent, place = self._random.choice(places)
         match self._random.randrange(4):
             case 0 if isinstance(parent, list):
                 parent.insert(place, deepcopy(parent[place]))

@@ -76,6 +76,10 @@ class Webhook:
             return self.exchange("GET", "/readyz")[0] == 200
         return False
 
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def connect(self) -> http.client.HTTPSConnection:
         context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
         return http.client.HTTPSConnection("127.0.0.1", self.port, context=context, timeout=30)
@@ -140,6 +144,7 @@ class Webhook:
                 path = each["clientConfig"].pop("service")["path"]
                 bundle = base64.b64encode(self.authority.pem).decode()
                 each["clientConfig"] = {"url": self.url + path, "caBundle": bundle}
+                each["timeoutSeconds"] = 30  # a busy machine must not make the API server ignore us
                 selector = each.setdefault("namespaceSelector", {}).setdefault("matchExpressions", [])
                 selector.append({"key": NAMESPACE_NAME, "operator": "In", "values": list(namespaces)})
             cluster.api.request("POST", f"{ADMISSION}/{kind}webhookconfigurations", made)

@@ -57,8 +57,8 @@ def asked(pod: Json) -> WholeGpus | NamedClaim | Denied | None:
     if way == names.GPUS:
         return _whole_gpus(text if isinstance(text, str) else "")
     if not isinstance(text, str) or not names.is_object_name(text):
-        shown = claims.shortened(str(text))
-        return Denied(f"{way} is {shown!r}; write the name of a GpuClaim in the pod's namespace")
+        shown = repr(claims.shortened(text)) if isinstance(text, str) else "not a text"
+        return Denied(f"{way} is {shown}; write the name of a GpuClaim in the pod's namespace")
     return NamedClaim(text, is_template=way == names.CLAIM_TEMPLATE)
 
 

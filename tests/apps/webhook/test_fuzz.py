@@ -10,7 +10,9 @@ import msgspec
 import pytest
 import structlog
 from hypothesis import given
+from msgspec.structs import replace
 
+from gpu_orchestrator.api.admissionreview import AskedReview
 from gpu_orchestrator.apps.webhook import app
 from tests.support.admission_reviews import Mutations, review
 from tests.support.asgi import post
@@ -31,16 +33,18 @@ async def answer_is_sound(site: Any, path: str, body: bytes) -> int:
         assert status in (400, 413), (status, body)
         assert len(answer.decode()) > 20, "it says why"
         return status
-    # What the webhook does not read may be no text at all.
-    asked, found = json.loads(body.decode("utf-8", "replace")), json.loads(answer)
+    asked = msgspec.json.decode(body, type=AskedReview)
+    assert asked.request is not None
+    found = json.loads(answer)
     response = found["response"]
     assert found["apiVersion"] == "admission.k8s.io/v1"
-    assert response["uid"] == asked["request"]["uid"]
+    assert response["uid"] == asked.request.uid
     assert response["allowed"] or response["status"]["message"]
     if patch := response.get("patch"):
         assert response["patchType"] == "JSONPatch"
-        asked["request"]["object"] = applied(json.loads(base64.b64decode(patch)), asked["request"]["object"])
-        _, again = await post(site, path, json.dumps(asked).encode())
+        changed = applied(json.loads(base64.b64decode(patch)), asked.request.object)
+        once = replace(asked, request=replace(asked.request, object=changed))
+        _, again = await post(site, path, msgspec.json.encode(once))
         assert "patch" not in json.loads(again)["response"], body
     return status
 

@@ -21,7 +21,7 @@ from tests.support.pod_json import pod
 from tests.support.review_app import Site
 
 pytestmark = pytest.mark.real
-LIMIT_S = 30
+LIMIT_S = 60
 REVIEW = json.dumps(review(pod(annotations={"gpu.scheduling/gpus": "1"}))).encode()
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -56,14 +56,14 @@ class Running:
 
 
 @asynccontextmanager
-async def running(folder: Path, *, most: int = 100, head_s: float = LIMIT_S) -> AsyncIterator[Running]:
+async def running(folder: Path, *, most: int = 100) -> AsyncIterator[Running]:
     authority, site = Authority(), Site()
     pair = authority.pair("webhook")
     (folder / "ca.crt").write_bytes(authority.pem)
     (folder / "tls.crt").write_bytes(pair.certificate_pem)
     (folder / "tls.key").write_bytes(pair.key_pem)
     certificate = FileCertificate(str(folder / "tls.crt"), str(folder / "tls.key"))
-    connections = Connections(most, site.metrics, head_s=head_s)
+    connections = Connections(most, site.metrics, head_s=LIMIT_S)
     made = server.make(site.app(), await certificate.ready(), connections)
     with server.listen("127.0.0.1:0") as listening:
         port = listening.getsockname()[1]
@@ -130,11 +130,14 @@ async def test_body_beyond_the_limit_is_refused(tmp_path: Path) -> None:
 
 
 async def test_silent_and_slow_clients_are_cut_off(tmp_path: Path) -> None:
-    async with running(tmp_path, head_s=0.3) as found:
-        silent, slow, lines, used = [await found.open() for _ in range(4)]
+    async with running(tmp_path) as found:
+        used, lines = await found.open(), await found.open()
+        for each in (used, lines):
+            each[1].write(request(REVIEW))
+            assert (await answer(each))[0] == 200
+        found.connections.head_s = 0.3
+        silent, slow = await found.open(), await found.open()
         slow[1].write(b"POST /mutate HT")
-        used[1].write(request(REVIEW))
-        assert (await answer(used))[0] == 200
         lines[1].write(b"\r\n\r\n")
         for each in (silent, slow, lines):
             assert await ends(each)

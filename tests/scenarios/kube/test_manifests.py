@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 from tests.support.scheduler_stage import Stage, pod, until
 
 Json = dict[str, Any]
-CONTROLLERS = ("gpu-orchestrator-controller-manager", "gpu-scheduler")
+CONTROLLERS = ("gpu-orchestrator-controller-manager", "gpu-scheduler", "gpu-scheduler-webhook")
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
@@ -83,9 +83,9 @@ def test_second_scheduler_leads_beside_the_first(operator_cluster: Cluster, tmp_
 
 
 def shipped(kind: str) -> dict[str, Json]:
-    """Return the objects of one kind in config/manager, config/scheduler and config/priority."""
+    """Return the objects of one kind that the folders of the processes and config/priority have."""
     found = {}
-    for folder in ("manager", "scheduler", "priority"):
+    for folder in ("manager", "scheduler", "webhook", "priority"):
         for path in (ROOT / "config" / folder).glob("*.yaml"):
             for each in yaml.safe_load_all(path.read_text()):
                 if each["kind"] == kind:
