@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,13 @@ def clear(play: Play) -> None:
         play.cluster.api.request("PATCH", f"/api/v1/nodes/{node}/status", body, content_type=MERGE)
 
 
-def give(play: Play, namespace: str) -> None:
-    """Apply the shipped examples, and a claimed workload."""
+def give(play: Play, namespace: str) -> int:
+    """Apply the shipped examples, and a claimed workload; return how many pods these have: a Deployment of
+    six, two pods and that of the workload."""
     for name in ("claimed-deployment.yaml", "claimed-pod.yaml", "bare-gpus.yaml"):
         play.cluster.kubectl("apply", "-n", namespace, "-f", str(ROOT / "examples" / name))
     submit(play, namespace, "claimed", claim={})
+    return 6 + 2 + 1
 
 
 def submit(play: Play, namespace: str, name: str, **spec: Any) -> None:
@@ -77,10 +80,17 @@ def refused(play: Play) -> list[str]:
 
 
 def await_gone(play: Play, namespace: str, stage: Stage) -> None:
-    """Delete the namespace, and wait until it and all leases of its pods are gone."""
+    """Delete the namespace, and wait until its claims, its workloads and all leases of its pods are gone. The
+    first two leave only when scheduler and operator have removed their finalizers."""
     uids = {each["metadata"]["uid"] for each in stage.pods().values()}
     play.admin("DELETE", f"/api/v1/namespaces/{namespace}")
-    until(lambda: not uids & _holders(stage), "the devices are free", 60)
+    until(lambda: not uids & _holders(stage), "the devices are free", 120)
+    for path in (kinds.CLAIMS, kinds.WORKLOADS):
+        until(partial(_is_empty, play, path.replace(TEAM, namespace)), f"{path} is empty", 120)
+
+
+def _is_empty(play: Play, path: str) -> bool:
+    return not play.admin("GET", path)["items"]
 
 
 def _holders(stage: Stage) -> set[str]:
