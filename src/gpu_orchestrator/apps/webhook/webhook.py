@@ -51,11 +51,11 @@ class Webhook:
         self._stopped.set()
 
     async def work(self) -> None:
-        keeping = asyncio.create_task(self._certificate.keep())
-        try:
+        # In a group: a certificate that nobody keeps any more would expire unseen, so that ends the process.
+        async with asyncio.TaskGroup() as group:
+            keeping = group.create_task(self._certificate.keep())
             if context := await self._context():
                 await self._listen(context)
-        finally:
             keeping.cancel()
 
     async def _context(self) -> ssl.SSLContext | None:
