@@ -360,7 +360,7 @@ class Dispatcher:
             if not self._closed:
                 self.engine.prepare()
         except Exception:
-            log.exception("the dispatcher failed and begins anew")
+            log.exception("the dispatcher failed; loading the tasks again")
             self.invalidate()
 
     async def _assign_then_run_pass(self) -> None:
@@ -370,7 +370,7 @@ class Dispatcher:
             log.warning("the dispatcher lost track of the store", error=str(error))
             self.invalidate()
         except Exception:
-            log.exception("the dispatcher failed and begins anew")
+            log.exception("the dispatcher failed; loading the tasks again")
             self.invalidate()
         finally:
             self._assigning = None

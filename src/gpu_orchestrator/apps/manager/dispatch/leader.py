@@ -259,7 +259,7 @@ class Leader:
     def _invalidate(self) -> None:
         """Drop the dispatcher, whose state may be wrong. No task is placed until a new snapshot is loaded."""
         if self.dispatcher is not None:
-            log.warning("in doubt; looking at everything anew")
+            log.warning("state may be wrong; loading the tasks again")
         self._drop_dispatcher()
         self.store.fenced.drop_fence()
         self._wake.set()
