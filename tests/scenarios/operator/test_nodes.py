@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from controlplane.api import ApiError, Json
 from tests.support.operator_process import Site, eventually
 
 pytestmark = pytest.mark.usefixtures("operator")
@@ -110,6 +111,17 @@ def test_kube_scheduler_chooses_for_a_pod_that_wants_to_be_apart(site: Site) -> 
     assert site.until("next", "Running")["assignedNode"] == large
 
 
+def is_admitted(site: Site, pod: Json) -> bool:
+    """Create the pod, and return False if the API server does not know its priority class."""
+    try:
+        site.request("POST", f"/api/v1/namespaces/{site.namespace}/pods", pod)
+    except ApiError as error:
+        if "no PriorityClass" in str(error):
+            return False
+        raise
+    return True
+
+
 def test_preempted_workload_moves_without_spending_a_try(site: Site) -> None:
     first, second = site.nodes(2, gpus=4)
     lost = runs(site, "low", priority="low")
@@ -122,9 +134,8 @@ def test_preempted_workload_moves_without_spending_a_try(site: Site) -> None:
         "nodeSelector": {"kubernetes.io/hostname": lost},
         "containers": [container],
     }
-    site.request(
-        "POST", f"/api/v1/namespaces/{site.namespace}/pods", {"metadata": {"name": "vip"}, "spec": spec}
-    )
+    # The API server's admission reads classes from a watch: it may not know a new one yet.
+    eventually(lambda: is_admitted(site, {"metadata": {"name": "vip"}, "spec": spec}), "the class is known")
     moved(site, "low", lost)
     site.request("DELETE", f"{classes}/{above}")
     assert "was preempted" in site.event("low", "Preempted")
