@@ -21,6 +21,15 @@ ARGO = {
     "workflows.argoproj.io/node-name": "a.b",
     "argocd.argoproj.io/tracking-id": "x",
 }
+HARMLESS_PATHS = (
+    "/var/cache/models",
+    "/etc/ssl/certs",
+    "/etc/localtime",
+    "/mnt",
+    "/developers",
+    "/runs",
+    "/var/lib/m",
+)
 ALL_GPUS = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
 
 OF_TEMPLATES = ("plain", "Istio sidecar", "resources", "volumes", "tolerations")
@@ -37,7 +46,7 @@ def shapes() -> dict[str, dict[str, Any]]:
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
     ]
     mounts = [{"name": "data", "mountPath": "/data"}, {"name": "shm", "mountPath": "/dev/shm"}]
-    host = [{"name": "cache", "hostPath": {"path": path}} for path in ("/var/cache/models",)]
+    host = [{"name": f"h{number}", "hostPath": {"path": path}} for number, path in enumerate(HARMLESS_PATHS)]
     proxy = container("istio-proxy", restartPolicy="Always", securityContext={"runAsUser": 1337})
     probes: Json = {"livenessProbe": {"httpGet": {"path": "/", "port": 80}}, "ports": [{"containerPort": 80}]}
     affinity = {
