@@ -149,11 +149,12 @@ def sources(name: str) -> dict[str, Json]:
 def other_variables() -> Iterator[Call]:
     """F5 and F6: device variables that are missing, doubled or from elsewhere."""
     says = (
-        "takes NVIDIA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES from"
+        "takes NVIDIA_VISIBLE_DEVICES, AMD_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES, "
+        "HIP_VISIBLE_DEVICES from"
     )
     pod = several()
     for name in names.DEVICE_ENV:
-        class_ = "F5" if name == names.NVIDIA_DEVICES_ENV else "F6"
+        class_ = "F5" if name in ("NVIDIA_VISIBLE_DEVICES", "AMD_VISIBLE_DEVICES") else "F6"
         for place, path in PLACES.items():
             ours = found(pod, f"{path}.env")
             others = [each for each in ours if each["name"] != name]
