@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_orchestrator.api import deviceenv
+from gpu_orchestrator.api import deviceenv, names
 from gpu_orchestrator.api.pod import PodSpec
 
 Json = dict[str, Any]
@@ -25,10 +25,15 @@ def spec(*containers: Json, init: tuple[Json, ...] = ()) -> PodSpec:
 @pytest.mark.parametrize(
     ("found", "named"),
     [
-        pytest.param(spec(container()), "", id="all four by fieldRef"),
+        pytest.param(spec(container()), "", id="all by fieldRef"),
         pytest.param(spec({"name": "main"}), "container main may see", id="no variables"),
         pytest.param(
             spec(container(NVIDIA_VISIBLE_DEVICES="all")), "NVIDIA_VISIBLE_DEVICES must come", id="a literal"
+        ),
+        pytest.param(
+            spec(container(AMD_VISIBLE_DEVICES="all")),
+            "AMD_VISIBLE_DEVICES must",
+            id="AMD's runtime shows all",
         ),
         pytest.param(
             spec(container(HIP_VISIBLE_DEVICES="")), "HIP_VISIBLE_DEVICES must", id="one is missing"
@@ -54,4 +59,4 @@ def test_variable_of_another_annotation_does_not_count() -> None:
 
 def test_only_the_device_variables_are_kept_in_memory() -> None:
     (found,) = spec(container()).containers
-    assert len(found.env) == 4
+    assert len(found.env) == len(names.DEVICE_ENV)

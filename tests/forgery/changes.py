@@ -15,7 +15,7 @@ from tests.forgery.calls import (
     annotate,
     merge,
 )
-from tests.forgery.creations import sources
+from tests.forgery.creations import DEVICE_NOTES, sources
 from tests.forgery.pods import container, ready
 
 BOUND, WAITING, PLAIN, NAMED = "bound", "waiting", "plain", "named"
@@ -37,6 +37,7 @@ def calls() -> Iterator[Call]:
     yield from status()
     yield from bindings()
     yield from late_containers()
+    yield from late_annotations()
     yield from growth()
 
 
@@ -185,6 +186,15 @@ def late(id_: str, pod: str, more: Json, says: str, *, is_repaired: bool = True)
     body = {"spec": {"ephemeralContainers": [container("debugger", **more)]}}
     path = f"{PODS}/{pod}/ephemeralcontainers"
     return Call(id_, "PATCH", path, body, says, content_type=STRATEGIC, is_repaired=is_repaired)
+
+
+def late_annotations() -> Iterator[Call]:
+    """F7 and F11: annotations that add devices when the node starts the pod's sandbox again."""
+    for pod in (BOUND, WAITING):
+        for key in DEVICE_NOTES:
+            says = f"{key} adds devices past the gpu-scheduler"
+            at, body = f"{PODS}/{pod}", annotate("nvidia.com/gpu=all", key)
+            yield merge(f"F11 {pod} annotated with {key}", at, body, says)
 
 
 def growth() -> Iterator[Call]:

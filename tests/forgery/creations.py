@@ -22,6 +22,18 @@ from tests.forgery.pods import (
 ANSWERS = names.ANSWERING_ANNOTATIONS
 VISIBLE, LOCAL = (f"metadata.annotations['{key}']" for key in (names.VISIBLE_DEVICES, names.LOCAL_DEVICES))
 
+DEVICE_NOTES = (
+    "cdi.k8s.io/gpu",
+    "nvidia.cdi.k8s.io/all",
+    "io.kubernetes.cri-o.Devices",
+    "devices.crio.io",
+    "devices.crio.io/main",
+    "devices.nri.io/pod",
+    "cdi-devices.nri.io/container.main",
+    "mounts.nri.io",
+    "devices.noderesource.dev/container.main",
+)
+"""Annotations by which container runtimes, or their plugins, add devices."""
 COUNT = "requests what they count for as gpu.scheduling/milligpu"
 
 
@@ -137,11 +149,12 @@ def sources(name: str) -> dict[str, Json]:
 def other_variables() -> Iterator[Call]:
     """F5 and F6: device variables that are missing, doubled or from elsewhere."""
     says = (
-        "takes NVIDIA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES from"
+        "takes NVIDIA_VISIBLE_DEVICES, AMD_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES, "
+        "HIP_VISIBLE_DEVICES from"
     )
     pod = several()
     for name in names.DEVICE_ENV:
-        class_ = "F5" if name == names.NVIDIA_DEVICES_ENV else "F6"
+        class_ = "F5" if name in ("NVIDIA_VISIBLE_DEVICES", "AMD_VISIBLE_DEVICES") else "F6"
         for place, path in PLACES.items():
             ours = found(pod, f"{path}.env")
             others = [each for each in ours if each["name"] != name]
@@ -180,7 +193,7 @@ def other_sights() -> Iterator[Call]:
         made = changed(pod, f"{path}.securityContext", {"privileged": True})
         yield create(f"F7 privileged {place}", made, "a privileged container sees all GPUs of its node")
     yield create("F7 hostPID", changed(pod, "spec.hostPID", True), "with hostPID a container reaches")
-    paths = (
+    paths: tuple[str, ...] = (
         "/",
         "//",
         "/.",
@@ -193,12 +206,22 @@ def other_sights() -> Iterator[Call]:
         "/dev/dri",
         "/dev/shm",
     )
-    for path in (*paths, "/proc", "/proc/1/root", "//proc//1", "/sys", "/sys/fs/cgroup", "dev", "./sys"):
+    paths += ("/proc", "/proc/1/root", "//proc//1", "/sys", "/sys/fs/cgroup", "dev", "./sys")
+    paths += ("/run", "/run/nvidia/driver/dev", "/var/run/docker.sock", "/run/containerd/containerd.sock")
+    paths += (
+        "/var",
+        "/var/lib/",
+        "/var/lib/kubelet/device-plugins",
+        "/etc",
+        "/etc/cdi",
+        "/etc//./kubernetes",
+    )
+    for path in paths:
         volumes = [{"name": "other", "emptyDir": {}}, {"name": "host", "hostPath": {"path": path}}]
         yield create(
             f"F7 hostPath {path}",
             changed(pod, "spec.volumes", volumes),
-            "a hostPath of /, /dev, /proc or /sys",
+            "a hostPath of /, /dev, /proc, /sys, /run or of files of the kubelet",
         )
     block = {"name": "disk", "persistentVolumeClaim": {"claimName": "disk"}}
     for place, path in PLACES.items():
@@ -209,9 +232,9 @@ def other_sights() -> Iterator[Call]:
             made = changed(pod, "spec.volumes", [{"name": "null", "hostPath": {"path": "/opt/null"}}])
             made = changed(made, f"{path}.volumeMounts", [{"name": "null", "mountPath": mount}])
             yield create(f"F7 mount {mount} in {place}", made, "chooses GPUs past the gpu-scheduler")
-    for key in ("cdi.k8s.io/gpu", "nvidia.cdi.k8s.io/all"):
+    for key in DEVICE_NOTES:
         made = ready(annotations={key: "nvidia.com/gpu=all"})
-        yield create(f"F7 annotation {key}", made, "adds devices past the gpu-scheduler")
+        yield create(f"F7 annotation {key}", made, f"{key} adds devices past the gpu-scheduler")
     many = [{"name": f"V{number}", "value": ""} for number in range(2100)]
     large = changed(pod, "spec.containers.0.env", [*found(pod, "spec.containers.0.env"), *many])
     large = changed(large, "spec.containers.1.securityContext", {"privileged": True})

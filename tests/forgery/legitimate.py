@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpu_orchestrator.api import names
+from gpu_orchestrator.api.admission_policies.claimed_pods import MOST_CONTAINERS, MOST_VARIABLES
 from tests.forgery import changes, kinds
 from tests.forgery.calls import APPLY, PODS, STRATEGIC, SYSTEM, TEAM, Call, Json, annotate, create, merge
 from tests.forgery.changes import ANSWER, BOUND, NAMED, PLAIN, WAITING, binding
@@ -21,6 +22,15 @@ ARGO = {
     "workflows.argoproj.io/node-name": "a.b",
     "argocd.argoproj.io/tracking-id": "x",
 }
+HARMLESS_PATHS = (
+    "/var/cache/models",
+    "/etc/ssl/certs",
+    "/etc/localtime",
+    "/mnt",
+    "/developers",
+    "/runs",
+    "/var/lib/m",
+)
 ALL_GPUS = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
 
 OF_TEMPLATES = ("plain", "Istio sidecar", "resources", "volumes", "tolerations")
@@ -37,7 +47,7 @@ def shapes() -> dict[str, dict[str, Any]]:
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
     ]
     mounts = [{"name": "data", "mountPath": "/data"}, {"name": "shm", "mountPath": "/dev/shm"}]
-    host = [{"name": "cache", "hostPath": {"path": path}} for path in ("/var/cache/models",)]
+    host = [{"name": f"h{number}", "hostPath": {"path": path}} for number, path in enumerate(HARMLESS_PATHS)]
     proxy = container("istio-proxy", restartPolicy="Always", securityContext={"runAsUser": 1337})
     probes: Json = {"livenessProbe": {"httpGet": {"path": "/", "port": 80}}, "ports": [{"containerPort": 80}]}
     affinity = {
@@ -47,6 +57,7 @@ def shapes() -> dict[str, dict[str, Any]]:
             }
         }
     }
+    number_each = MOST_VARIABLES // MOST_CONTAINERS - len(names.DEVICE_ENV)
     return {
         "plain": {},
         "labels": {"labels": {"app": "a", "app.kubernetes.io/name": "b"}},
@@ -103,6 +114,14 @@ def shapes() -> dict[str, dict[str, Any]]:
             "containers": [
                 container(f"c{number}", env=[{"name": f"V{each}", "value": "x" * 20} for each in range(60)])
                 for number in range(8)
+            ]
+        },
+        "as many variables as may be": {
+            "containers": [
+                container(
+                    f"c{number}", env=[{"name": f"V{each}", "value": "x"} for each in range(number_each)]
+                )
+                for number in range(MOST_CONTAINERS)
             ]
         },
         "many volumes": {"volumes": [{"name": f"v{number}", "emptyDir": {}} for number in range(100)]},

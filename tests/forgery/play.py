@@ -32,6 +32,7 @@ PROBES = {
     claimed_pods.CLAIMED_PODS.name: "F2 gpus pod for volcano",
     claimed_pods.CONFINED_PODS.name: "F7 hostPID",
     claimed_pods.LATE_CONTAINERS.name: "F7 bound with a privileged debugger",
+    claimed_pods.LATE_ANNOTATIONS.name: "F11 bound annotated with cdi.k8s.io/gpu",
     capacity.UNCLAIMED.name: "F11 plain pod that counts",
     capacity.CLAIMED.name: "F8 claim that is not there",
     components.LEASES.name: "F8 editor frees a device",

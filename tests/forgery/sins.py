@@ -1,12 +1,15 @@
 """What of an admitted pod breaks the rules, in plain Python from the rules, not from the policies."""
 
+import re
 from collections import Counter
+from pathlib import PurePosixPath
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.quantity import parse
 from tests.forgery.calls import Json
 
-DEVICE_FILES = ("dev", "proc", "sys")
+DEVICE_FILES = ("dev", "proc", "sys", "run", "var/run", "var/lib/kubelet", "etc/cdi", "etc/kubernetes")
+DEVICE_NOTES = re.compile(r"cdi\.k8s\.io/|cri-o\.Devices|(devices|mounts)\.(crio|nri)\.io|noderesource\.dev")
 
 
 def sins(pod: Json, before: Json | None = None) -> list[str]:
@@ -58,14 +61,13 @@ def _view(pod: Json) -> list[str]:
             found.append(f"{each['name']} chooses devices by mounts")
     if spec.get("hostPID"):
         found.append("sees all processes")
+    device_files = [PurePosixPath("/", one) for one in DEVICE_FILES]
     for volume in spec.get("volumes", []):
-        steps = [
-            one for one in volume.get("hostPath", {}).get("path", "/ok").split("/") if one not in ("", ".")
-        ]
-        if not steps or steps[0] in DEVICE_FILES:
+        path = PurePosixPath("/", volume.get("hostPath", {}).get("path", "/ok").lstrip("/"))
+        if any(path.is_relative_to(one) or one.is_relative_to(path) for one in device_files):
             found.append("mounts the devices of the node")
-    return found + ["adds devices by CDI"] * any(
-        "cdi.k8s.io/" in key for key in pod["metadata"]["annotations"]
+    return found + ["adds devices by annotations"] * any(
+        map(DEVICE_NOTES.search, pod["metadata"]["annotations"])
     )
 
 

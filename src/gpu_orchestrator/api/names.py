@@ -34,10 +34,12 @@ KEEP_RUNNING = {
 # A node's devices as a person describes them, where no agent reports any.
 NODE_DEVICES = "gpu.scheduling/devices"
 
-# Environment of the containers: the annotation that fills each variable, and what a Job receives.
+# Environment of the containers: the annotation that fills each variable, and what a Job receives. The first
+# two tell NVIDIA's and AMD's container runtimes which devices to show; the others are read by the libraries.
 NVIDIA_DEVICES_ENV = "NVIDIA_VISIBLE_DEVICES"
 DEVICE_ENV = {
     NVIDIA_DEVICES_ENV: VISIBLE_DEVICES,
+    "AMD_VISIBLE_DEVICES": VISIBLE_DEVICES,
     "ROCR_VISIBLE_DEVICES": VISIBLE_DEVICES,
     "CUDA_VISIBLE_DEVICES": LOCAL_DEVICES,
     "HIP_VISIBLE_DEVICES": LOCAL_DEVICES,

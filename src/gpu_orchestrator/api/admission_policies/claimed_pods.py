@@ -15,6 +15,29 @@ MOST_VOLUMES = 256
 
 RUNTIME_MOUNTS = "nvidia-container-devices"
 """A mount of this name tells NVIDIA's runtime which GPUs to show, in place of the variable."""
+RUNTIME_NOTES = (
+    "cdi.k8s.io/",
+    "io.kubernetes.cri-o.Devices",
+    "devices.crio.io",
+    "devices.nri.io",
+    "mounts.nri.io",
+    "noderesource.dev",
+)
+"""An annotation with one of these in its name adds devices or mounts: by CDI, CRI-O or the injector of
+NRI."""
+NODE_FILES = (
+    "/dev/",
+    "/proc/",
+    "/sys/",
+    "/run/",
+    "/var/run/",
+    "/var/lib/kubelet/",
+    "/etc/cdi/",
+    "/etc/kubernetes/",
+)
+"""Files of the node by which a container reaches devices: their own, the sockets of container runtimes and
+device plugins, the root of NVIDIA's driver (/run/nvidia/driver, with a /dev of its own), descriptions of CDI
+devices, and static pods."""
 GPUS_PATTERN = f"^0{{0,70}}([1-9]|[1-5][0-9]|6[0-{claims.MAX_GPUS % 10}])$"
 CLAIMED = {"claimed": cel.is_claimed("object")}
 _GPUS = f"object.metadata.annotations[?'{names.GPUS}'].orValue('1')"
@@ -32,6 +55,19 @@ def _ours(variable: str) -> str:
         f"({variable}.name == '{name}' && {variable}.?valueFrom.?fieldRef.?fieldPath.orValue('') == "
         f"\"metadata.annotations['{annotation}']\")"
         for name, annotation in names.DEVICE_ENV.items()
+    )
+
+
+def adds_devices(key: str) -> str:
+    """Return a condition that is true if an annotation of this name adds devices to a container."""
+    return " || ".join(f"{key}.contains('{each}')" for each in RUNTIME_NOTES)
+
+
+def _added(annotations: str) -> str:
+    """Return an expression for the message that names those annotations."""
+    return (
+        f"{annotations}.filter(key, {adds_devices('key')}).join(', ') + ' adds devices past the "
+        "gpu-scheduler; remove it'"
     )
 
 
@@ -157,15 +193,15 @@ CONFINED_PODS = Policy(
             "none; remove hostPID",
         ),
         Validation(
-            "!variables.isSmall || variables.hostPaths.all(parts, parts.size() > 0 && "
-            "!(parts[0] in ['dev', 'proc', 'sys']))",
-            "a hostPath of /, /dev, /proc or /sys shows GPUs of others; remove the volume. For shared "
-            "memory at "
-            "/dev/shm use emptyDir with medium: Memory",
+            f"!variables.isSmall || variables.hostPaths.all(path, !{cel.text_list(NODE_FILES)}.exists(each, "
+            "path.startsWith(each) || each.startsWith(path)))",
+            "a hostPath of /, /dev, /proc, /sys, /run or of files of the kubelet shows GPUs of others; "
+            "remove the volume. For shared memory at /dev/shm use emptyDir with medium: Memory",
         ),
         Validation(
-            "object.metadata.annotations.all(key, !key.contains('cdi.k8s.io/'))",
-            "an annotation of cdi.k8s.io/ adds devices past the gpu-scheduler; remove it",
+            f"object.metadata.annotations.all(key, !({adds_devices('key')}))",
+            _added("object.metadata.annotations"),
+            is_computed=True,
         ),
     ),
     conditions=CLAIMED,
@@ -175,7 +211,8 @@ CONFINED_PODS = Policy(
         f"object.spec.?volumes.orValue([]).size() <= {MOST_VOLUMES} && "
         f"variables.containers.map(container, container.?env.orValue([]).size()).sum() <= {MOST_VARIABLES}",
         "hostPaths": "object.spec.?volumes.orValue([]).filter(volume, has(volume.hostPath)).map(volume, "
-        "volume.hostPath.path.split('/').filter(part, !(part in ['', '.'])))",
+        "('/' + volume.hostPath.path.split('/').filter(part, !(part in ['', '.'])).join('/') + '/')"
+        ".replace('//', '/'))",
     },
 )
 
@@ -192,4 +229,24 @@ LATE_CONTAINERS = Policy(
     },
 )
 
-POLICIES = (CLAIMED_PODS, CONFINED_PODS, LATE_CONTAINERS)
+LATE_ANNOTATIONS = Policy(
+    "gpu-orchestrator-late-annotations",
+    "A pod keeps its annotations when the node starts its sandbox again, which a container can bring about.\n"
+    "So those that add devices cannot come later, either.",
+    (Resources(("pods",), ("UPDATE",)),),
+    (
+        Validation(
+            "variables.added.size() == 0",
+            "variables.added.join(', ') + ' adds devices past the gpu-scheduler; leave it out'",
+            is_computed=True,
+        ),
+    ),
+    conditions=CLAIMED,
+    variables={
+        "old": cel.annotations("oldObject"),
+        "added": f"object.metadata.annotations.filter(key, ({adds_devices('key')}) && "
+        "object.metadata.annotations[?key] != variables.old[?key])",
+    },
+)
+
+POLICIES = (CLAIMED_PODS, CONFINED_PODS, LATE_CONTAINERS, LATE_ANNOTATIONS)
