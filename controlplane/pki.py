@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 
@@ -88,7 +88,7 @@ class Authority:
 
 def sign(
     builder: x509.CertificateBuilder,
-    public_key: ec.EllipticCurvePublicKey,
+    public_key: ec.EllipticCurvePublicKey | rsa.RSAPublicKey,
     *,
     by: ec.EllipticCurvePrivateKey,
     is_authority: bool = False,

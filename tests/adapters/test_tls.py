@@ -93,12 +93,3 @@ def test_strict_client_takes_a_certificate_of_older_tools_only_by_itself(tmp_pat
     with pytest.raises(ssl.SSLCertVerificationError, match="Missing Authority Key Identifier"):
         shake(strict(tls.client(old.ca)), serving, "127.0.0.1")
     shake(strict(tls.client(old.cert)), serving, "127.0.0.1")
-
-
-def test_renewed_certificate_is_loaded_into_a_context_in_use(tmp_path: Path, files: Files) -> None:
-    serving = tls.server(files.cert, files.key)
-    (tmp_path / "new").mkdir()
-    new = Files(tmp_path / "new")
-    tls.load(serving, new.cert, new.key)
-    assert tls.complaint(serving, new.ca, "127.0.0.1") == ""
-    assert tls.complaint(serving, files.ca, "127.0.0.1") != ""

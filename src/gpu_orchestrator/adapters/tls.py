@@ -19,12 +19,6 @@ def server(cert: str, key: str, *, named: tuple[str, str] = SETTINGS) -> ssl.SSL
     """Return a context from PEM files; TLS 1.2 or newer."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    load(context, cert, key, named=named)
-    return context
-
-
-def load(context: ssl.SSLContext, cert: str, key: str, *, named: tuple[str, str] = SETTINGS) -> None:
-    """Load the files, also into a context in use: new connections get the new files."""
     for name, path in zip(named, (cert, key), strict=True):
         try:
             Path(path).read_bytes()
@@ -32,8 +26,9 @@ def load(context: ssl.SSLContext, cert: str, key: str, *, named: tuple[str, str]
             raise BadCertificate(f"{name}={path} {why_unreadable(error)}; give a PEM file") from error
     try:
         context.load_cert_chain(cert, key, password=no_passphrase)
-    except (ssl.SSLError, ValueError) as error:
+    except (OSError, ValueError) as error:  # `ssl.SSLError`, or a file that vanished since it was read
         raise BadCertificate(f"{named[0]}={cert} and {named[1]}={key}: {words(error)}") from error
+    return context
 
 
 def server_from_pem(pem: bytes) -> ssl.SSLContext:
@@ -120,4 +115,6 @@ def words(error: Exception) -> str:
         return "the key does not belong to the certificate; give those that go together"
     if isinstance(error, ssl.SSLError):
         return f"the files hold no PEM certificate with its key ({reason or error}); give PEM files"
+    if isinstance(error, OSError):
+        return f"one of them {why_unreadable(error)}; give PEM files"
     return f"{error}; give one without"

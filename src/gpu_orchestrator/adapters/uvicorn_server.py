@@ -12,7 +12,7 @@ HANDSHAKE_S = 10.0
 
 
 class Server(uvicorn.Server):
-    """Set `should_exit` to end it. Its `config.ssl` may be reloaded in place."""
+    """Set `should_exit` to end it. `tls.ServingContext` lets its certificate change."""
 
     servers: list[Any]
 

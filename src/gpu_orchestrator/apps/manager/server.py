@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from errno import EACCES, EADDRINUSE
@@ -18,7 +17,8 @@ from uuid import uuid4
 import structlog
 import uvicorn
 
-from gpu_orchestrator.adapters import open_files, tls
+from gpu_orchestrator.adapters import open_files
+from gpu_orchestrator.adapters.certificate_files import CertificateFiles
 from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
@@ -40,7 +40,6 @@ log = structlog.get_logger()
 Tell = Callable[[str], None] | None
 """Hears what a start waits for."""
 STORE_WAIT_S = 5.0
-RENEW_S = 60.0
 CLEAR_TEXT = "set SSL_CERT_PATH and SSL_KEY_PATH, or put a proxy with TLS in front of the server"
 
 
@@ -72,8 +71,10 @@ async def running(
     several processes, whose parent has the store. `callback_secret` is proposed to the other servers of the
     store if none is configured; `tell` hears what the start waits for."""
     async with contextlib.AsyncExitStack() as stack:
-        context = (
-            tls.server(settings.ssl_cert_path, settings.ssl_key_path) if settings.ssl_cert_path else None
+        certificate = (
+            CertificateFiles(settings.ssl_cert_path, settings.ssl_key_path)
+            if settings.ssl_cert_path
+            else None
         )
         listening = listening or stack.enter_context(listen(settings.api_host, settings.api_port))
         embedded = None if place else await _embedded(settings, stack, tell)
@@ -102,8 +103,8 @@ async def running(
         await manager.signing.agree()
         if manager.siblings is not None:
             await stack.enter_async_context(manager.siblings.answering())
-        await stack.enter_async_context(_serving(manager, listening, context))
-        in_clear = context is None and not _is_loopback(listening)
+        await stack.enter_async_context(_serving(manager, listening, certificate))
+        in_clear = certificate is None and not _is_loopback(listening)
         if in_clear:
             log.warning("keys travel in clear", address=settings.api_host, advice=CLEAR_TEXT)
         yield Running(url_of(settings, listening), manager, embedded, in_clear)
@@ -203,7 +204,7 @@ async def _embedded(settings: Settings, stack: contextlib.AsyncExitStack, tell: 
 
 @contextlib.asynccontextmanager
 async def _serving(
-    manager: Manager, listening: socket.socket, context: ssl.SSLContext | None
+    manager: Manager, listening: socket.socket, certificate: CertificateFiles | None
 ) -> AsyncIterator[None]:
     config = uvicorn.Config(
         app.build(manager),
@@ -221,31 +222,22 @@ async def _serving(
         proxy_headers=False,
     )
     config.load()
-    config.ssl = context
+    config.ssl = certificate.ssl if certificate else None
     server = Server(config)
     await manager.start()
     serving = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
-    renewing = asyncio.get_running_loop().create_task(_renew(context, manager.settings))
-    checking = asyncio.get_running_loop().create_task(_close_overdue(manager.connections))
+    beside = [asyncio.get_running_loop().create_task(_close_overdue(manager.connections))]
+    if certificate is not None:
+        beside.append(asyncio.get_running_loop().create_task(certificate.keep()))
     try:
         yield
     finally:
-        renewing.cancel()
-        checking.cancel()
+        for each in beside:
+            each.cancel()
         await manager.disconnect_clients()
         server.should_exit = True
         await serving
         await manager.stop()
-
-
-async def _renew(context: ssl.SSLContext | None, settings: Settings) -> None:
-    """Reload the certificate every RENEW_S, so that a renewed one needs no restart."""
-    while context is not None:
-        await asyncio.sleep(RENEW_S)
-        try:
-            tls.load(context, settings.ssl_cert_path, settings.ssl_key_path)
-        except tls.BadCertificate as error:
-            log.error("the certificate cannot be renewed; the old one is kept", error=str(error))
 
 
 async def _close_overdue(connections: Connections) -> None:
