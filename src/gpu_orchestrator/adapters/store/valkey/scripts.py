@@ -7,7 +7,7 @@ import hashlib
 import re
 from functools import cache
 from importlib.resources import files
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -40,10 +40,16 @@ def _source(name: str) -> bytes:
     """Return the script with the paragraphs of `common.lua` that it needs, and no others: the server creates
     every function of a script again at every call."""
     first, source = _first_line((FOLDER / f"{name}.lua").read_text())
-    for paragraph, defined in reversed(_common()):
-        if not defined or defined & set(_WORD.findall(_COMMENT.sub("", source))):
-            source = f"{paragraph}\n\n{source}"
-    return f"{first}{source}".encode()
+    parts, used = [source], _words(source)
+    for paragraph in reversed(_common()):
+        if not paragraph.defines or paragraph.defines & used:
+            parts.append(paragraph.text)
+            used |= paragraph.uses
+    return (first + "\n\n".join(reversed(parts))).encode()
+
+
+def _words(source: str) -> set[str]:
+    return set(_WORD.findall(_COMMENT.sub("", source)))
 
 
 def _first_line(source: str) -> tuple[str, str]:
@@ -55,9 +61,19 @@ def _first_line(source: str) -> tuple[str, str]:
     return f"{line}\n", rest
 
 
+class _Paragraph(NamedTuple):
+    text: str
+    defines: set[str]
+    uses: set[str]
+
+
 @cache
-def _common() -> list[tuple[str, set[str]]]:
-    """Return the paragraphs of `common.lua`, each with the names that it defines. A paragraph uses only names
-    of earlier ones. The first, which documents the keys, defines what every script needs."""
+def _common() -> list[_Paragraph]:
+    """Return the paragraphs of `common.lua`. A paragraph uses only names of earlier ones. The first, which
+    documents the keys, defines what every script needs."""
     first, *rest = (FOLDER / "common.lua").read_text().strip().split("\n\n")
-    return [(first, set()), *((each, set(_WORD.findall(" ".join(_DEFINED.findall(each))))) for each in rest)]
+    names = [set(_WORD.findall(" ".join(_DEFINED.findall(each)))) for each in rest]
+    return [
+        _Paragraph(text, defines, _words(text))
+        for text, defines in zip((first, *rest), (set[str](), *names), strict=True)
+    ]
