@@ -115,8 +115,12 @@ def test_every_secret_can_come_from_a_file(tmp_path: Path) -> None:
     store = ("redis_url", "redis_password", "redis_sentinel_password")
     s3 = ("results_s3_access_key", "results_s3_secret_key")
     assert names == ("api_key", "worker_token", *store, *s3, "callback_secret")
-    chosen = load(**{f"{name.upper()}_FILE": str(secret) for name in names})
-    assert {getattr(chosen, name) for name in names} == {f"redis://{KEY}"}
+    token = tmp_path / "token"
+    token.write_text(f"{KEY}-of-workers\n")
+    given = {f"{name.upper()}_FILE": str(secret) for name in names}
+    chosen = load(**{**given, "WORKER_TOKEN_FILE": str(token)})
+    assert chosen.worker_token == f"{KEY}-of-workers"
+    assert {getattr(chosen, name) for name in names if name != "worker_token"} == {f"redis://{KEY}"}
     assert KEY not in repr(chosen)
 
 
@@ -235,3 +239,9 @@ def test_bad_setting_does_not_fail_those_that_need_others() -> None:
 def test_bad_option_is_named_as_it_was_given() -> None:
     with pytest.raises(BadSettings, match="--port 99999 is not allowed: give a whole number from 0 to 65535"):
         settings.load({}, Path("/nowhere"), api_port=99999)
+
+
+def test_token_of_workers_is_not_the_key_of_the_administrator(tmp_path: Path) -> None:
+    same = {"API_KEY": "k" * 64, "WORKER_TOKEN": "k" * 64}
+    with pytest.raises(BadSettings, match="API_KEY and WORKER_TOKEN are the same"):
+        settings.load(same, tmp_path / "none")

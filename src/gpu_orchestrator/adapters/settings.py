@@ -305,6 +305,11 @@ def _checked(settings: Settings) -> Settings:
                 f"{name} has {len(secret)} characters: give {SHORTEST_KEY} or more, "
                 "for example from `openssl rand -hex 32`, or leave it empty to have one made"
             )
+    if settings.api_key and settings.api_key == settings.worker_token:
+        raise BadSettings(
+            "API_KEY and WORKER_TOKEN are the same: every worker would have the key of an administrator; "
+            "give two, for example from `openssl rand -hex 32`"
+        )
     if wrong := store_address.complaint(settings):
         raise BadSettings(wrong)
     if bool(settings.ssl_cert_path) != bool(settings.ssl_key_path):

@@ -103,3 +103,20 @@ async def test_commands_lost_together_leave_no_unretrieved_exception() -> None:
     await asyncio.sleep(0.1)  # until the last of the connection is gone
     gc.collect()
     assert not errors
+
+
+async def test_server_of_another_protocol_is_named_without_a_traceback() -> None:
+    """As when REDIS_URL names the port of a web server."""
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1000)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    async with client_of(serve, 5.0) as client:
+        with pytest.raises(Lost, match="the server does not speak RESP: b'HTTP"):
+            await client.execute("PING")
+    assert not reported

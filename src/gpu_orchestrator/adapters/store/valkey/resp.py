@@ -94,6 +94,9 @@ class Connection(asyncio.Protocol):
                 self._replied(value)
         except _Incomplete:
             pass
+        except Lost as error:  # raised on, the event loop would log a traceback
+            self.abort(str(error))
+            return
         del self._buffer[:at]
 
     def execute(self, *parts: Part) -> "asyncio.Future[Any]":
