@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pynvml  # type: ignore[import-untyped]
 
-from gpu_orchestrator.adapters.gpus.gpu import Device, Process, Reading
+from gpu_orchestrator.adapters.gpus.gpu import Device, Link, Process, Reading
 from gpu_orchestrator.adapters.gpus.xids import Xids
 from gpu_orchestrator.api.units import MIB
 
@@ -45,6 +45,9 @@ class Nvml:
     def readings(self) -> tuple[Reading, ...]:
         trouble = "" if self._open() else "NVIDIA driver not loaded"
         return tuple(self._reading(device, trouble) for device in self._known)
+
+    def links(self) -> tuple[Link, ...]:
+        return ()
 
     def environment(self, uuids: Collection[str]) -> dict[str, str]:
         """Return the environment. An empty `CUDA_VISIBLE_DEVICES` hides all devices, so that a task without a

@@ -24,7 +24,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 
-from gpu_orchestrator.adapters.gpus.gpu import Device, OutOfMemory, Process, Reading
+from gpu_orchestrator.adapters.gpus.gpu import Device, Link, OutOfMemory, Process, Reading
 from gpu_orchestrator.adapters.process_rights import User
 
 FOLDER_VARIABLE = "GPU_ORCHESTRATOR_SIMULATED_GPUS"
@@ -57,6 +57,9 @@ class Simulated:
 
     def readings(self) -> tuple[Reading, ...]:
         return tuple(_read(self._folder, device) for device in self._devices)
+
+    def links(self) -> tuple[Link, ...]:
+        return ()
 
     def environment(self, uuids: Collection[str]) -> dict[str, str]:
         return {FOLDER_VARIABLE: str(self._folder), VISIBLE_VARIABLE: ",".join(uuids)}
