@@ -15,8 +15,8 @@ FAST = frozenset({"NVLink", "XGMI"})
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The connection of two devices, by UUID. The bandwidth is in GB/s, both directions added, as vendors quote
-    it; 0 if unknown. `label` is what `nvidia-smi topo -m` calls it: NV18, PIX, SYS."""
+    """The connection of two devices, by UUID. The bandwidth is in GB/s, both directions added, as vendors
+    quote it; 0 if unknown. `label` is what `nvidia-smi topo -m` calls it: NV18, PIX, SYS."""
 
     a: str
     b: str

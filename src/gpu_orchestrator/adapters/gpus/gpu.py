@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpu_orchestrator.adapters.gpus.fabric import Fabric
 from gpu_orchestrator.api.topology import Link as Link
 
 
@@ -21,8 +22,8 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU, or an instance of a GPU in MIG mode, which is then not listed itself. `index` is the number of the
-    device on this machine; `uuid` never changes. `numa` is -1 and `pci_bus_id` empty where unknown."""
+    """A GPU, or an instance of a GPU in MIG mode, which is then not listed itself. `index` is the number of
+    the device on this machine; `uuid` never changes. `numa` is -1 and `pci_bus_id` empty where unknown."""
 
     index: int
     uuid: str
@@ -33,6 +34,11 @@ class Device:
     numa: int = -1
     pci_bus_id: str = ""
     mig: Slice | None = None
+
+    @property
+    def board(self) -> str:
+        """The UUID of the GPU: its own, or of the one that it is an instance of."""
+        return self.mig.parent if self.mig else self.uuid
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +52,8 @@ class Process:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """One device now. A value that the driver does not report is None; `problem` is empty when all is well.
-    `xid` is the driver's number of a fault that made the device unusable, 0 for none. `ecc_errors` could not be
-    corrected. Errors are counted since the driver was loaded, and so is `energy_j`."""
+    `xid` is the driver's number of a fault that made the device unusable, 0 for none. `ecc_errors` could not
+    be corrected. Errors and `energy_j` are counted since the driver was loaded."""
 
     uuid: str
     used_mib: int
@@ -73,7 +79,8 @@ class Reading:
 
 class Gpus(Protocol):
     def devices(self) -> tuple[Device, ...]:
-        """Return all devices in order of index; empty without a driver."""
+        """Return all devices in order of index; empty without a driver. A device that stops answering stays
+        listed; an instance that was removed, or a GPU that was put into MIG mode, does not."""
 
     def readings(self) -> tuple[Reading, ...]:
         """Return one reading for each device that `devices` listed last, in the same order."""
@@ -82,8 +89,15 @@ class Gpus(Protocol):
         """Return how pairs of devices are connected, where that is known; at most one link for a pair. MIG
         instances have none."""
 
+    def fabric(self) -> Fabric:
+        """Return what the machine's network and storage can do for GPUs."""
+
     def environment(self, uuids: Collection[str]) -> dict[str, str]:
         """Return the environment that lets a process see these devices and no others."""
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what a user should know beyond the devices, a sentence each: what was looked for and not
+        found, or a GPU that cannot be listed."""
 
     def close(self) -> None: ...
 
