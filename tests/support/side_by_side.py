@@ -15,6 +15,7 @@ FIRST = (
     "tests/apps/manager/http/test_workers.py",
     "tests/apps/worker/test_worker.py",
     "tests/controlplane/test_cluster.py",
+    "tests/controlplane/test_real_node.py",
     "tests/properties",
     "tests/scripts/test_screens.py",
 )
