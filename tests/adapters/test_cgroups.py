@@ -72,9 +72,7 @@ V1 = "12:pids:{0}\n11:devices:{0}\n4:memory:{0}\n1:name=systemd:{0}\n"
             id="static pod, systemd",
         ),
         pytest.param(f"0::{SLICE}/cri-containerd-{ID}.scope/pod{OTHER}\n", UID, id="forged below its own"),
-        pytest.param(
-            f"0::/kubepods/pod{UID}/{ID}/kubepods/pod{OTHER}/{ID}\n", UID, id="a kubelet in a pod"
-        ),
+        pytest.param(f"0::/kubepods/pod{UID}/{ID}/kubepods/pod{OTHER}/{ID}\n", UID, id="a kubelet in a pod"),
         pytest.param(
             f"0::/../../pod{UID}/{ID}/kubepods/pod{OTHER}/{ID}\n", UID, id="forged, seen from a namespace"
         ),

@@ -1,4 +1,4 @@
-"""Builders for tests of the agent: devices, readings, looks and an API server that records what is applied."""
+"""Builders for tests of the agent: devices, readings, looks, and an API server that records writes."""
 
 from collections.abc import Iterable
 from typing import Any

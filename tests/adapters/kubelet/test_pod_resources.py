@@ -1,6 +1,6 @@
 """Asking a kubelet over its socket: it answers, refuses, goes away and comes back."""
 
-import asyncio
+import socket
 from pathlib import Path
 
 import pytest
@@ -30,7 +30,9 @@ async def test_devices_are_listed_over_one_connection(kubelet: Kubelet, tmp_path
 
 
 async def test_thousands_of_devices_are_more_than_one_frame(kubelet: Kubelet, tmp_path: Path) -> None:
-    many = [("team", f"pod-{n}", [("nvidia.com/gpu", [f"GPU-{n}-{m}" for m in range(8)])]) for n in range(500)]
+    many = [
+        ("team", f"pod-{n}", [("nvidia.com/gpu", [f"GPU-{n}-{m}" for m in range(8)])]) for n in range(500)
+    ]
     kubelet.given = list(many)
     client = PodResources(str(tmp_path / "kubelet.sock"))
     async with serving(kubelet, tmp_path / "kubelet.sock"):
@@ -70,12 +72,9 @@ async def test_kubelet_restarts(kubelet: Kubelet, tmp_path: Path) -> None:
 
 
 async def test_kubelet_that_does_not_speak_is_given_up(tmp_path: Path) -> None:
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-
     path = tmp_path / "kubelet.sock"
     client = PodResources(str(path), timeout_s=0.2)
-    async with await asyncio.start_unix_server(silent, path):
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
         assert await client.list() is None
-        client.close()

@@ -164,7 +164,7 @@ class Agent:
                 break
             if not self._idle:
                 self._idle = "no GPU, or no driver"
-                log.info("no GPU here, or no driver; looking again and again", node=self._settings.node_name)
+                log.info("no GPU here; looking again and again", why="; ".join(self._looker.notes))
             await asyncio.sleep(max(self._settings.scan_seconds, RETRY_S))
         self._idle = ""
 

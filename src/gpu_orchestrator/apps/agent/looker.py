@@ -11,7 +11,6 @@ from pathlib import Path
 from threading import Thread
 
 from gpu_orchestrator.adapters import cgroups
-from gpu_orchestrator.adapters.gpus import fabric
 from gpu_orchestrator.adapters.gpus.fabric import Fabric
 from gpu_orchestrator.adapters.gpus.gpu import Gpus, Link
 from gpu_orchestrator.apps.agent.survey import Look
@@ -39,6 +38,11 @@ class Looker:
             finally:
                 if running.done():
                     self._running = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know about the devices, or about their absence."""
+        return self._gpus.notes()
 
     def _start(self) -> "asyncio.Future[Look]":
         loop = asyncio.get_running_loop()
@@ -68,7 +72,7 @@ class Looker:
 
     def _look_around(self, uuids: tuple[str, ...]) -> None:
         if uuids != self._around or self._clock() - self._read_at >= SURROUNDINGS_S:
-            self._links, self._fabric = self._gpus.links(), fabric.read(self._root)
+            self._links, self._fabric = self._gpus.links(), self._gpus.fabric()
             self._around, self._read_at = uuids, self._clock()
 
 

@@ -1,5 +1,8 @@
 """Bound the writes of a node: a few at once, then one every few seconds, whatever its devices do. Pure."""
 
+SHORTEST_S = 0.01
+"""A rest from rounding may be less than the clock can measure; the caller would wait without end."""
+
 
 class Pace:
     """Up to `burst` at once; one more every `every_s`."""
@@ -13,6 +16,6 @@ class Pace:
         gained = max(now - self._at, 0.0) / self._every_s
         self._left, self._at = min(self._left + gained, float(self._burst)), now
         if self._left < 1.0:
-            return (1.0 - self._left) * self._every_s
+            return max((1.0 - self._left) * self._every_s, SHORTEST_S)
         self._left -= 1.0
         return 0.0

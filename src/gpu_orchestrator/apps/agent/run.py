@@ -26,7 +26,7 @@ log = structlog.get_logger()
 async def run(settings: Settings) -> None:
     """Run until the process is asked to stop; see `process.run`."""
     gpus = source(settings)
-    log.info("agent started", node=settings.node_name, simulated=bool(settings.simulate))
+    log.info("agent started", node=settings.node_name, simulated=settings.is_simulated)
     await process.run(
         lambda client: make(client, settings, gpus),
         kubeconfig=settings.kubeconfig,
@@ -36,7 +36,13 @@ async def run(settings: Settings) -> None:
 
 
 def source(settings: Settings) -> Gpus:
-    return find.find(settings.simulate, Path(settings.devices_folder))
+    """Return the devices of this node, or those that the settings describe."""
+    return find.find(
+        settings.simulate,
+        Path(settings.devices_folder),
+        devices_file=Path(settings.devices_file) if settings.devices_file else None,
+        root=Path(settings.root),
+    )
 
 
 def make(client: Client, settings: Settings, gpus: Gpus) -> Process:

@@ -53,6 +53,10 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     devices_folder: str = "/run/gpu-orchestrator/devices"
     root: str = "/"
 
+    @property
+    def is_simulated(self) -> bool:
+        return bool(self.simulate or self.devices_file)
+
 
 def load(path: str, flags: dict[str, Any]) -> Settings:
     """Read the settings. A flag that was not given is None."""
@@ -62,4 +66,6 @@ def load(path: str, flags: dict[str, Any]) -> Settings:
             f"'{settings.node_name}' does not name this agent's node; set NODE_NAME (spec.nodeName of its "
             "pod), or give --node-name"
         )
+    if settings.simulate and settings.devices_file:
+        raise BadSettings("--simulate and --devices-file both describe GPUs; give one of them")
     return settings
