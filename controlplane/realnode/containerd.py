@@ -38,6 +38,7 @@ cdi_spec_dirs = ["/run/cdi"]
 [plugins."io.containerd.cri.v1.runtime".cni]
 bin_dirs = ["{plugins}"]
 conf_dir = "{cni}"
+use_internal_loopback = true
 
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"

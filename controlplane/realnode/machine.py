@@ -10,7 +10,7 @@ import uuid
 from controlplane.errors import ControlPlaneError
 from controlplane.realnode import cgroups, network, runc
 
-PROGRAMS = ("mount", "unshare", "nsenter", "ldd")
+PROGRAMS = ("mount", "unshare", "nsenter")
 
 
 def obstacle() -> str | None:

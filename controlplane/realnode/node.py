@@ -1,6 +1,7 @@
 """One real node: its parts in order of start, and the paths on which tests reach it."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -158,7 +159,10 @@ class RealNode:
         path.unlink()
 
     def _process(self, name: str, command: Sequence[str | Path], is_ready: Any = lambda: True) -> Process:
-        return Process(name, self.namespace.enter(command), self.folder, self.guard.environment, is_ready)
+        # Besides starting the runc that its configuration names, containerd asks the one on PATH what it can.
+        path = f"{self.tools['runc'].parent}:{os.environ.get('PATH', '')}"
+        environment = {**self.guard.environment, "PATH": path}
+        return Process(name, self.namespace.enter(command), self.folder, environment, is_ready)
 
     def _has_containerd(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:

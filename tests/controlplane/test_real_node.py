@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -139,13 +139,16 @@ def logs(cluster: Cluster, namespace: str, name: str) -> str | None:
 
 def test_closed_node_leaves_nothing(cluster: Cluster, real_node: RealNode, namespace: str) -> None:
     """A second node on the same machine is independent of the first."""
-    before = traces()
+    before = settings()
     with cluster.real_node("second") as second:
         run(cluster, namespace, pod("left", container("main", "sleep infinity"), **second.pin))
-        assert watchdog.contained(second.guard.mark)
-        assert watchdog.has_bridge(second.guard.mark)
-    assert not leftovers(second.guard.mark, second.folder)
-    until(lambda: traces() == before, "interfaces and mounts are as before")
+        had = traces(second.guard.mark, second.folder)
+        assert {kind for kind, found in had.items() if found} == KINDS
+    until(
+        lambda: not any(path_exists(each) for each in had["interfaces"]), "the kernel has removed the veths"
+    )
+    assert not any(traces(second.guard.mark, second.folder).values())
+    assert settings() == before
     assert "second" not in cluster.ready_nodes()
     assert cluster.api.request("GET", f"/api/v1/nodes/{real_node.name}")
 
@@ -166,51 +169,69 @@ sys.stdin.read()
 
 
 def test_killed_owner_leaves_nothing(cluster: Cluster, real_node: RealNode) -> None:
-    before = traces()
+    before = settings()
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     assert owner.stdout is not None
     mark, folder = owner.stdout.readline().split()
-    assert watchdog.contained(mark)
+    had = traces(mark, Path(folder))
+    assert {kind for kind, found in had.items() if found} == KINDS
     os.kill(owner.pid, signal.SIGKILL)
     owner.communicate()
-    until(lambda: not leftovers(mark, Path(folder)), "the watchdog has cleaned up")
-    until(lambda: traces() == before, "interfaces and mounts are as before")
+    until(lambda: not any(traces(mark, Path(folder)).values()), "the watchdog has cleaned up")
+    until(
+        lambda: not any(path_exists(each) for each in had["interfaces"]), "the kernel has removed the veths"
+    )
+    assert settings() == before
 
 
-def leftovers(mark: str, folder: Path) -> list[object]:
-    """Return what is left of a node: processes, cgroups, its bridge, its folder, mounts in any namespace."""
-    found: list[object] = [*watchdog.marked(mark), *watchdog.contained(mark), *watchdog.cgroups(mark)]
-    found += [watchdog.bridge_name(mark)] if watchdog.has_bridge(mark) else []
-    found += [folder] if folder.exists() else []
+KINDS = {"processes", "containers", "cgroups", "interfaces", "mounts", "folder"}
+
+
+def traces(mark: str, folder: Path) -> dict[str, list[object]]:
+    """Return what there is of a node on this machine. Mounts are those in any process's namespace."""
+    bridge = Path("/sys/class/net", watchdog.bridge_name(mark))
+    return {
+        "processes": [*watchdog.marked(mark)],
+        "containers": [*watchdog.contained(mark)],
+        "cgroups": [*watchdog.cgroups(mark)],
+        "interfaces": [bridge, *(bridge.parent / path.name for path in bridge.glob("brif/*"))]
+        if bridge.exists()
+        else [],
+        "mounts": [*mounts_below(folder)],
+        "folder": [folder] if folder.exists() else [],
+    }
+
+
+def path_exists(path: object) -> bool:
+    return Path(str(path)).exists()
+
+
+def mounts_below(folder: Path) -> Iterator[Path]:
     for mounts in Path("/proc").glob("[0-9]*/mountinfo"):
         try:
-            found += [mounts] if str(folder) in mounts.read_text() else []
+            if str(folder) in mounts.read_text():
+                yield mounts
         except OSError:  # the process has ended
             continue
-    return found
 
 
 TUNED = ("net/ipv4/ip_forward", "vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops")
+FOLDERS = (
+    "/run/netns",
+    "/run/containerd",
+    "/var/lib/kubelet",
+    "/var/lib/cni",
+    "/var/log/pods",
+    "/opt/containerd",
+)
 
 
-def traces() -> dict[str, object]:
-    """Return what a node could change on the machine outside of its own folder."""
-    folders = (
-        "/run/netns",
-        "/run/containerd",
-        "/var/lib/kubelet",
-        "/var/lib/cni",
-        "/var/log/pods",
-        "/opt/containerd",
-    )
-    return {
-        "interfaces": sorted(os.listdir("/sys/class/net")),
-        "mounts": sorted(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
-        "settings": [Path("/proc/sys", name).read_text() for name in TUNED],
-        "folders": [sorted(os.listdir(path)) for path in folders if os.path.exists(path)],
-    }
+def settings() -> list[object]:
+    """Return what else an ordinary kubelet and containerd would change on the machine."""
+    tuned = [Path("/proc/sys", name).read_text() for name in TUNED]
+    return [*tuned, *(path for path in FOLDERS if Path(path).exists())]
 
 
 @pytest.mark.parametrize("program", machine.PROGRAMS)
