@@ -2,8 +2,8 @@
 scripts/record_gpus.py DIR`.
 
 Writes `nvml.json` (every call that our adapter makes, as `tests/support/recorded_nvml.py` reads it), and what
-`nvidia-smi` says at the same time: `nvidia-smi.xml`, `topo.txt`. Serial numbers are left out. Where a file
-`during` follows, the recording is made while a CUDA program holds that many MiB.
+`nvidia-smi` says at the same time: `nvidia-smi.xml`, `topo.txt`. Serial numbers are left out.
+With a number behind DIR, a CUDA program holds that many MiB meanwhile.
 """
 
 # ruff: noqa: T201, TID251 - a script, outside the pure packages

@@ -15,7 +15,6 @@ raised. A function without an answer is not supported.
 import json
 import types
 from copy import deepcopy
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
