@@ -40,6 +40,7 @@ class RecordedNvml:
         self.gpus: dict[str, Any] = recording["gpus"]
         self._every: dict[str, Any] = recording.get("every", {})
         self.is_loaded, self._is_open = True, False
+        self.opened = 0
         self.listened: set[str] = set()
         self.events: list[tuple[str, int]] = []
 
@@ -56,6 +57,7 @@ class RecordedNvml:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         _value(self.calls.get("nvmlInit", {}).get(""))
         self._is_open = True
+        self.opened += 1
 
     def _recorded(self, name: str, *arguments: Any) -> Any:
         device, rest = "", list(arguments)
