@@ -37,7 +37,7 @@ class Recorder:
         self.calls: dict[str, Any] = {}
         self.gpus: dict[str, Any] = {}
         self.times: dict[str, list[float]] = {}
-        self._names: dict[int, str] = {}
+        self._names: dict[object, str] = {}
         self._depth = 0
 
     def install(self) -> None:
@@ -75,7 +75,7 @@ class Recorder:
         if function in UNRECORDED or function.startswith(("nvmlEvent", "nvmlDeviceRegister")):
             return
         table = self.calls
-        if arguments and (device := self._names.get(_address(arguments[0]))):
+        if arguments and (device := self._names.get(_address(arguments[0]))) is not None:
             table, arguments = self.gpus.setdefault(device, {}), arguments[1:]
         if function == BY_INDEX:
             return
@@ -83,8 +83,11 @@ class Recorder:
         table.setdefault(function, {})[key] = answer
 
 
-def _address(value: Any) -> int:
-    return ctypes.cast(value, ctypes.c_void_p).value or 0 if isinstance(value, ctypes._Pointer) else -1
+def _address(value: Any) -> object:
+    """Return what identifies a device: two handles of one device are different objects."""
+    if isinstance(value, ctypes._Pointer):
+        return ctypes.cast(value, ctypes.c_void_p).value
+    return (type(value), value) if isinstance(value, str) else None
 
 
 def _plain(value: Any) -> Any:
@@ -101,6 +104,18 @@ def _plain(value: Any) -> Any:
     return {name: _plain(each) for name, each in vars(value).items()}
 
 
+def record() -> Recorder:
+    """Do all that a worker and the node agent do with the driver, once."""
+    recorder = Recorder()
+    recorder.install()
+    gpus = Nvml()
+    gpus.devices()
+    gpus.links()
+    gpus.readings()
+    gpus.close()
+    return recorder
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,12 +124,7 @@ def main() -> None:
         holder = subprocess.Popen([*HOLD, sys.argv[2]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         if holder.stdout is None or holder.stdout.readline() != b"held\n":
             sys.exit("no program could hold memory on the first device")
-    recorder = Recorder()
-    recorder.install()
-    gpus = Nvml()
-    gpus.devices()
-    gpus.links()
-    gpus.readings()
+    recorder = record()
     for name, words in {"nvidia-smi.xml": ["-q", "-x"], "topo.txt": ["topo", "-m"]}.items():
         said = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, check=False).stdout
         (folder / name).write_text(SECRET.sub(r"\1\3", said))
