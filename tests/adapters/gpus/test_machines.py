@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_orchestrator.adapters.gpus import find
 from gpu_orchestrator.adapters.gpus.amd import Amd
 from gpu_orchestrator.adapters.gpus.fabric import Hca
 from gpu_orchestrator.adapters.gpus.gpu import Gpus, Process, Slice
@@ -245,3 +246,13 @@ def test_machine_hides_what_it_has_and_names_no_other_vendor(
     first = machine.devices()[0].uuid
     assert machine.environment([first]) == {"ROCR_VISIBLE_DEVICES": first, "HIP_VISIBLE_DEVICES": "0"}
     assert machine.environment([]) == {"ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+
+
+def test_machine_is_read_without_the_binding_of_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "find_spec", lambda name: None)
+    gpus = find.find(root=tmp_path)
+    assert gpus.devices() == ()
+    assert [note.partition(":")[0] for note in gpus.notes()] == ["NVIDIA", "AMD"]
+    sysfs_tree.unpack("mi300x", tmp_path)
+    assert len(gpus.devices()) == 8
+    assert gpus.notes() == ()
