@@ -59,7 +59,7 @@ class DescribedDevice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DescribedLinks(msgspec.Struct, forbid_unknown_fields=True):
-    """All pairs of these devices, by number."""
+    """All pairs of these devices, by number, that no entry before it has."""
 
     between: list[int]
     kind: LinkType
@@ -147,6 +147,9 @@ def _devices(described: list[DescribedDevice]) -> Iterator[Device]:
 
 
 def _links(described: list[DescribedLinks], devices: tuple[Device, ...]) -> Iterator[Link]:
+    done: set[tuple[int, int]] = set()
     for each in described:
-        for a, b in combinations(sorted(set(each.between)), 2):
+        pairs = set(combinations(sorted(set(each.between)), 2)) - done
+        for a, b in sorted(pairs):
             yield Link(devices[a].uuid, devices[b].uuid, each.kind, each.bandwidth_gbps, each.label)
+        done |= pairs

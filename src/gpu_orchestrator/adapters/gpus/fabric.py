@@ -10,7 +10,7 @@ from pathlib import Path
 
 PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
 PEER_CLIENTS = "sys/kernel/mm/memory_peers"
-"""Where the drivers of Mellanox's own stack list who gives them memory of GPUs: `amdkfd`, `nv_mem`."""
+"""Where NVIDIA's network drivers list the drivers that give them memory of GPUs."""
 NVIDIA_VERSION = "proc/driver/nvidia/version"
 OPEN_MODULE = "Open Kernel Module"
 CUFILE_MODULE = "sys/module/nvidia_fs"

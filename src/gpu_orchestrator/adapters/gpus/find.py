@@ -1,5 +1,6 @@
 """Choose the source of GPUs: simulated ones if they are described, else the machine's own, of all vendors."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from gpu_orchestrator.adapters.gpus import described
@@ -26,6 +27,9 @@ def find(
         return Simulated(folder, described.from_file(devices_file) if devices_file else simulate, user)
     from gpu_orchestrator.adapters.gpus.amd import Amd
     from gpu_orchestrator.adapters.gpus.machine import Machine
+
+    if find_spec("pynvml") is None:
+        return Machine(Amd(root), missing="NVIDIA: not looked for; install gpu-orchestrator[manager] for it")
     from gpu_orchestrator.adapters.gpus.nvml import Nvml
 
     return Machine(Nvml(root), Amd(root))

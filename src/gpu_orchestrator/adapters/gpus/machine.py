@@ -10,8 +10,9 @@ from gpu_orchestrator.adapters.gpus.numbers import Numbers
 
 
 class Machine:
-    def __init__(self, *sources: Gpus) -> None:
-        self._sources = sources
+    def __init__(self, *sources: Gpus, missing: str = "") -> None:
+        """`missing` tells what could not be looked for."""
+        self._sources, self._missing = sources, missing
         self._numbers = Numbers()
         self._known: dict[str, Gpus] = {}
         self._order: tuple[Device, ...] = ()
@@ -44,7 +45,8 @@ class Machine:
         return environment
 
     def notes(self) -> tuple[str, ...]:
-        return tuple(note for source in self._present() for note in source.notes())
+        own = (self._missing,) if self._missing and not self._known else ()
+        return (*own, *(note for source in self._present() for note in source.notes()))
 
     def close(self) -> None:
         for source in self._sources:

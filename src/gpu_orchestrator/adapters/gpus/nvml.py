@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pynvml  # type: ignore[import-untyped]
 
+from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.adapters.gpus import fabric, nvml_device, nvml_links, nvml_reading
 from gpu_orchestrator.adapters.gpus.fabric import Fabric
 from gpu_orchestrator.adapters.gpus.gpu import Device, Link, Reading
@@ -17,14 +18,20 @@ from gpu_orchestrator.adapters.gpus.numbers import Numbers
 from gpu_orchestrator.adapters.gpus.nvml_calls import call_or, text
 from gpu_orchestrator.adapters.gpus.xids import Xids
 
-_REOPEN = (
+_OF_LIBRARY = (
     pynvml.NVML_ERROR_UNINITIALIZED,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+)
+"""Errors after which the library must be opened again before it answers at all."""
+_OF_DEVICE = (
     pynvml.NVML_ERROR_GPU_IS_LOST,
     pynvml.NVML_ERROR_RESET_REQUIRED,
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
     pynvml.NVML_ERROR_UNKNOWN,
 )
+"""Errors of one device, which it keeps until the library is opened again, also after a reset."""
+REOPEN_EVERY_S = 30.0
+"""For a device that stays lost: opening the library can take a second, and the others are in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,7 @@ class Nvml:
         self._notes: tuple[str, ...] = ()
         self._is_open = False
         self._is_stale = False
+        self._reopen_at = 0.0
         self._xids = Xids()
 
     def devices(self) -> tuple[Device, ...]:
@@ -98,6 +106,7 @@ class Nvml:
                 self._notes = (f"NVIDIA: no driver answers through NVML (libnvidia-ml.so.1): {error}",)
                 return False
             self._is_open, self._is_stale = True, False
+            self._xids.listen({device.board for device in self._known})
         return True
 
     def _find(self) -> Found:
@@ -140,4 +149,7 @@ class Nvml:
 
     def _reopen_after(self, error: pynvml.NVMLError) -> None:
         """Reopen the library at the next call if the error demands it; first the other devices are read."""
-        self._is_stale = self._is_stale or error.value in _REOPEN
+        now = elapsed_s()
+        if error.value in _OF_DEVICE and now >= self._reopen_at:
+            self._is_stale, self._reopen_at = True, now + REOPEN_EVERY_S
+        self._is_stale = self._is_stale or error.value in _OF_LIBRARY

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,12 @@ def _is_in_mig_mode(handle: Any) -> bool:
 
 
 def _instances(handle: Any) -> dict[str, Any]:
-    """Return the handles of the instances, by UUID. Places without an instance answer "not found"."""
-    found = {}
-    for place in range(value_or(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle), 0)):
-        try:
-            instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-        except pynvml.NVMLError_NotFound:
-            continue
-        found[text(pynvml.nvmlDeviceGetUUID(instance))] = instance
-    return found
+    """Return the handles of the instances, by UUID. A place without an instance has no handle."""
+    places = range(value_or(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle), 0))
+    handles = [
+        value_or(partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, at), None) for at in places
+    ]
+    return {text(pynvml.nvmlDeviceGetUUID(each)): each for each in handles if each is not None}
 
 
 def _instance(handle: Any, uuid: str, parent: Device) -> Device:

@@ -19,6 +19,8 @@ from gpu_orchestrator.adapters.gpus.nvml_calls import field, text, value_or
 QUOTED_GBPS = (100, 50, 25, 20)
 """What NVIDIA quotes for a link in one direction. Drivers report a little more, the rate on the wire: 26.562
 GB/s on an H100."""
+NEAR = 0.97
+"""The first NVLinks are reported a little below what is quoted."""
 GBPS_OF_ARCHITECTURE = {
     pynvml.NVML_DEVICE_ARCH_PASCAL: 20,
     pynvml.NVML_DEVICE_ARCH_VOLTA: 25,
@@ -74,11 +76,7 @@ def _remotes(handle: Any, addresses: set[str]) -> tuple[Counter[str], Counter[st
     """Count the active links by where they lead to."""
     gpus, switches = Counter[str](), Counter[str]()
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            is_active = pynvml.nvmlDeviceGetNvLinkState(handle, link)
-        except (pynvml.NVMLError_InvalidArgument, pynvml.NVMLError_NotSupported):
-            break  # the device has no more links
-        if is_active != pynvml.NVML_FEATURE_ENABLED:
+        if not _is_active(handle, link):
             continue
         remote = _remote_address(handle, link)
         if remote in addresses:
@@ -86,6 +84,12 @@ def _remotes(handle: Any, addresses: set[str]) -> tuple[Counter[str], Counter[st
         elif _leads_to_switch(handle, link):
             switches[remote] += 1
     return gpus, switches
+
+
+def _is_active(handle: Any, link: int) -> bool:
+    """A link that the device does not have answers with an error, and others may follow it."""
+    state = value_or(lambda: pynvml.nvmlDeviceGetNvLinkState(handle, link), pynvml.NVML_FEATURE_DISABLED)
+    return bool(state == pynvml.NVML_FEATURE_ENABLED)
 
 
 def _remote_address(handle: Any, link: int) -> str:
@@ -101,7 +105,7 @@ def _leads_to_switch(handle: Any, link: int) -> bool:
 def _gbps(handle: Any) -> int:
     """Return the rate of one link in GB/s, both directions added, as NVIDIA quotes it."""
     if wire_mbps := field(handle, pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON):
-        return 2 * next((gbps for gbps in QUOTED_GBPS if wire_mbps >= 1000 * gbps), wire_mbps // 1000)
+        return 2 * next((gbps for gbps in QUOTED_GBPS if wire_mbps >= NEAR * 1000 * gbps), wire_mbps // 1000)
     architecture = value_or(lambda: pynvml.nvmlDeviceGetArchitecture(handle), 0)
     return 2 * GBPS_OF_ARCHITECTURE.get(architecture, 0)
 

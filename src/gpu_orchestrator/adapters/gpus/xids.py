@@ -44,6 +44,7 @@ class Xids:
     def close(self) -> None:
         """Free the event set, which belongs to an open library. Keep the faults received so far."""
         if self._events is not None:
+            self._receive()
             self._call(pynvml.nvmlEventSetFree, self._events)
         self._events = None
         self._listening.clear()
