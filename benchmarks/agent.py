@@ -10,20 +10,16 @@ subtracted.
 """
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cyclopts import run
 
 from benchmarks.table import show
 from controlplane.cluster import OPTIONAL, Cluster
-from gpu_orchestrator.adapters.gpus import find
 from gpu_orchestrator.apps.agent.settings import Settings
 from tests.support import agent_fleet
 from tests.support.agent_fleet import AgentProcess, Fleet, Hardware
@@ -37,7 +33,7 @@ USUAL = Settings(node_name="any")
 def one(cluster: Cluster, folder: Path, seconds: float) -> dict[str, float]:
     """Measure one agent while half of its devices are in use."""
     (node,) = cluster.gpu_nodes(1, prefix="one")
-    with AgentProcess(cluster, node, folder / "one") as agent, using(agent.hardware):
+    with AgentProcess(cluster, node, folder / "one") as agent, using(agent.hardware, folder):
         process, started = agent.process, time.monotonic()
         before = process.cpu_s
         while (left_s := started + seconds - time.monotonic()) > 0:
@@ -52,23 +48,12 @@ def one(cluster: Cluster, folder: Path, seconds: float) -> dict[str, float]:
 
 
 @contextmanager
-def using(hardware: Hardware) -> Iterator[None]:
+def using(hardware: Hardware, root: Path) -> Iterator[None]:
     """Hold memory of every second device with a process of its own."""
-    source = find.find(hardware.simulate, hardware.folder)
-    holders = [
-        subprocess.Popen(
-            [sys.executable, "-m", "gpu_orchestrator.adapters.gpus.hold", "100"],
-            env=os.environ | source.environment([uuid]),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        for uuid in hardware.uuids[::2]
-    ]
-    try:
+    with ExitStack() as stack:
+        for device in range(0, len(hardware.uuids), 2):
+            stack.enter_context(agent_fleet.holding(hardware, device, root))
         yield
-    finally:
-        for each in holders:
-            each.communicate()
 
 
 def many(cluster: Cluster, folder: Path, agents: int, seconds: float, faster: float) -> dict[str, float]:

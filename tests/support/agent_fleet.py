@@ -5,10 +5,13 @@ An agent as a process of its own is `AgentProcess`. Both are the shipped Service
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
 import threading
 import urllib.request
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -170,16 +173,34 @@ class Fleet:
         return next((each for each in devices if each["id"] == number), {})
 
 
+@contextmanager
+def holding(hardware: Hardware, device: int, root: Path, pod_uid: str = "") -> Iterator[int]:
+    """Hold memory of a device with a process that seems to be in that pod, where /proc is below `root`."""
+    source = find.find(hardware.simulate, hardware.folder)
+    command = [sys.executable, "-m", "gpu_orchestrator.adapters.gpus.hold", "100"]
+    env = os.environ | source.environment([hardware.uuids[device]])
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        about = root / "proc" / str(process.pid)
+        about.mkdir(parents=True)
+        (about / "cgroup").write_text(f"0::/kubepods/pod{pod_uid}/x\n" if pod_uid else "0::/\n")
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield process.pid
+        process.communicate()
+
+
 class AgentProcess:
     """`gpu-orchestrator agent` as a process of its own, with 8 simulated GPUs unless `settings` say else.
     When the block ends it must stop cleanly, and its log must contain no traceback."""
 
-    def __init__(self, cluster: Cluster, node: str, folder: Path, **settings: Any) -> None:
+    def __init__(
+        self, cluster: Cluster, node: str, folder: Path, kubeconfig: Path | None = None, **settings: Any
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.metrics_port, probes = free_port(), free_port()
         self.hardware = Hardware(folder / "devices", settings.get("simulate", "8xH100:80GiB"))
         values = {
-            "kubeconfig": str(account(cluster, node)),
+            "kubeconfig": str(kubeconfig or account(cluster, node)),
             "nodeName": node,
             "podName": f"agent-{node}",
             "podResourcesSocket": NO_SOCKET,
