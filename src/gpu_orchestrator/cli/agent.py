@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from typing import Annotated
 
 import structlog
@@ -72,6 +73,15 @@ def agent(
     try:
         uvloop.run(run(settings.load(config, flags)))
     except* (KubeError, Displaced, BadAddress, BadDescription, BadSettings) as group:
-        for error in group.exceptions:
+        for error in _leaves(group):
             structlog.get_logger().error("agent ended", error=str(error))
         sys.exit(1)
+
+
+def _leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
+    """Yield the errors themselves, out of groups in groups."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

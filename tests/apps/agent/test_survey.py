@@ -149,6 +149,7 @@ def test_users_are_those_of_processes_and_of_the_kubelet() -> None:
         pods={7: "pod-a", 8: "pod-a"},
     )
     assert usage.of_processes(seen) == {"GPU-0": frozenset({"pod-a"})}
+    assert usage.of_processes(seen, without="pod-a") == {}, "the agent's own daemons"
     given = [
         GivenDevices("ns", "b", "nvidia.com/gpu", ("GPU-0",)),
         GivenDevices("ns", "b", "nvidia.com/gpu.shared", ("gpu-0::3",)),

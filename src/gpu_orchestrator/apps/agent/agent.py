@@ -239,7 +239,8 @@ class Agent:
     async def _take_in(self) -> None:
         """Find out who uses the devices, and hand everything on."""
         look, ids = self._last, self._memory.ids
-        on_device, given = usage.of_processes(look), await self._given()
+        own = self._uid_of(self._settings.namespace, self._settings.pod_name)
+        on_device, given = usage.of_processes(look, own), await self._given()
         users = usage.joined(on_device, given)
         self._mismatches.observe(mismatch.uses(on_device, ids), mismatch.uses(given, ids))
         status = survey.survey(look, self._memory.findings(look, users), self._observed)

@@ -13,12 +13,14 @@ _REPLICA = "::"
 """NVIDIA's device plugin names the shares of a time-sliced GPU `<uuid>::<number>`."""
 
 
-def of_processes(look: Look) -> Users:
-    """Return the pods whose processes are on a device, also pods that are deleted and not yet dead."""
+def of_processes(look: Look, without: str | None = None) -> Users:
+    """Return the pods whose processes are on a device, also pods that are deleted and not yet dead. `without`
+    is the agent's own pod: a daemon that serves the others there uses no device for itself."""
     users: Users = {}
     for uuid, reading in look.readings.items():
-        if found := frozenset(look.pods[each.pid] for each in reading.processes if each.pid in look.pods):
-            users[uuid] = found
+        pods = {look.pods[each.pid] for each in reading.processes if each.pid in look.pods} - {without}
+        if pods:
+            users[uuid] = frozenset(each for each in pods if each)
     return users
 
 
