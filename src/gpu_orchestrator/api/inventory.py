@@ -20,7 +20,8 @@ from gpu_orchestrator.core.node import Node, node
 
 PLUGIN_UNREPORTED = "have pods of a device plugin and no agent that reports which devices they use"
 DUPLICATES = (
-    "have GPUs whose UUIDs another node reports as well: delete the GpuNodeStatus that is out of date"
+    "have GPUs whose UUIDs another node reports as well: cordon the node whose report is wrong, or delete "
+    "its GpuNodeStatus"
 )
 
 

@@ -21,7 +21,7 @@ Read the modules in this order:
   cycle/shape_limit          how many different shapes of one namespace wait in the engine at once
   cycle/initial_holdings     what is held when a scheduler takes over, before the engine counts it
   accounting/node_view       what each node offers, and which of its devices a device plugin's pods use
-  accounting/device_owners   which node a GPU belongs to if several report it
+  accounting/device_owners   which devices are in dispute because several nodes report them
   accounting/holdings        what bound pods hold
   accounting/nominations     room that another scheduler has made for a pod of its own
   accounting/lease_index     device leases by device and by pod, and which of them count as taken

@@ -78,12 +78,12 @@ class Reporter:
     def report_claim(self, pod: Pod, why: str) -> None:
         self._recorder.warning(about(PODS, pod), "ClaimConflict", why, action="Reserving")
 
-    def report_duplicates(self, node: Node, owners: Mapping[int, str]) -> None:
-        """Report which devices of a node are not given, and the node that owns each."""
-        shown = [f"device {device} ({owner} reports it as well)" for device, owner in owners.items()]
+    def report_duplicates(self, node: Node, rivals: Mapping[int, str]) -> None:
+        """Report which devices of a node are not given, each with a node that reports it as well."""
+        shown = [f"device {device} ({rival} reports it as well)" for device, rival in rivals.items()]
         more = f" and {len(shown) - MOST_SHOWN} more" if len(shown) > MOST_SHOWN else ""
         listed = f"{', '.join(shown[:MOST_SHOWN])}{more}"
-        why = f"given to no pod: {listed}; delete the GpuNodeStatus that is out of date"
+        why = f"given to no pod: {listed}; cordon the node that is wrong, or delete its GpuNodeStatus"
         log.error("device reported twice", node=node.metadata.name, why=why)
         self._recorder.warning(about(NODES, node), "DuplicateDevice", why, action="Sweep")
 
