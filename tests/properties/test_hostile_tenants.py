@@ -38,7 +38,7 @@ from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
 from tests.support import scheduler_objects
 from tests.support.lease_server import LeaseServer
-from tests.support.scheduler_harness import Shown, volume_binder
+from tests.support.scheduler_harness import Shown, gone, volume_binder
 from tests.support.scheduler_stage import holders
 
 KILLED = "ignore:Exception ignored in. <coroutine object:pytest.PytestUnraisableExceptionWarning"
@@ -185,10 +185,11 @@ class Term:
             reports,
             AgentLiveness(clock, lambda: datetime.now(UTC)),
             leases_of=self.coordinator.lease_index.of,
-            is_bound=self.coordinator.holdings.__contains__,
+            has_stopped=gone,
             freed=self.coordinator.freed,
             clock=clock,
             wait_s=WAIT_S,
+            agent_s=15.0,
         )
         self.executor.attach(self.coordinator, self.releaser)
         controller = ClaimController(

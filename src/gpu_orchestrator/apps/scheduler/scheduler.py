@@ -5,6 +5,7 @@ import asyncio
 import gc
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import structlog
@@ -27,7 +28,7 @@ from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.binding.volume_binder import VolumeBinder, Written
 from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
 from gpu_orchestrator.apps.scheduler.controllers.node_capacity import NodeCapacity
-from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
+from gpu_orchestrator.apps.scheduler.controllers.release import Releaser, has_stopped
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.controllers.sweep import Sweeper, SweeperDeps
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
@@ -134,11 +135,12 @@ class Scheduler:
             stores.node_statuses,
             self._agent_liveness,
             leases_of=self.coordinator.lease_index.of,
-            is_bound=self.coordinator.holdings.__contains__,
+            has_stopped=partial(has_stopped, client.with_limits(patience_s=BRIEFLY_S)),
             freed=self._freed,
             clock=clock,
             wait_s=settings.release_seconds,
         )
+            agent_s=settings.agent_seconds,
         self._executor.attach(self.coordinator, self._releaser)
         self._claim_controller = ClaimController(
             ClaimWriter(client.with_limits(patience_s=BRIEFLY_S)),

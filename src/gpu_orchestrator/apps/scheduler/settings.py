@@ -43,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     volume_bind_seconds: Seconds = 600.0
     require_device_env: Require = "Warn"
     require_capacity: Require = "Ignore"
+    agent_seconds: Annotated[float, Meta(ge=0)] = 15.0
 
     @property
     def device_lease_namespace(self) -> str:
