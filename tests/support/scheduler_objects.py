@@ -11,7 +11,7 @@ from gpu_orchestrator.api.kubernetes import Node, Pod, VolumeClaim
 from gpu_orchestrator.api.volumes import StorageClass, Volume
 
 _versions = count(1)
-CLAIM_FIELDS = ("topology", "selector", "gangRef")
+CLAIM_FIELDS = ("topology", "selector", "gangRef", "onUnhealthy")
 
 
 def _meta(name: str, **more: Any) -> dict[str, Any]:

@@ -132,6 +132,12 @@ JOB_SUSPENDED = "JobSuspended"
 SPEC_CHANGED = "SpecChanged"
 PREEMPTED = "Preempted"
 
+# Reasons of the scheduler's events about the health of devices that pods have.
+DEVICE_UNHEALTHY = "DeviceUnhealthy"
+DEVICES_RECOVERED = "DevicesRecovered"
+EVICTED = "EvictedFromUnhealthyDevice"
+NOT_EVICTED = "EvictionNotPossible"
+
 
 def is_gpu_resource(name: str) -> bool:
     """Return True if a pod with this extended resource may use a GPU, or a part of one."""

@@ -27,6 +27,7 @@ from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.binding.volume_binder import VolumeBinder, Written
 from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
+from gpu_orchestrator.apps.scheduler.controllers.health import HealthConfig, HealthController
 from gpu_orchestrator.apps.scheduler.controllers.node_capacity import NodeCapacity
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser, has_stopped
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
@@ -139,8 +140,8 @@ class Scheduler:
             freed=self._freed,
             clock=clock,
             wait_s=settings.release_seconds,
-        )
             agent_s=settings.agent_seconds,
+        )
         self._executor.attach(self.coordinator, self._releaser)
         self._claim_controller = ClaimController(
             ClaimWriter(client.with_limits(patience_s=BRIEFLY_S)),
@@ -159,6 +160,14 @@ class Scheduler:
             metrics=metrics,
             pacer=pacer,
             clock=clock,
+        )
+        self._health = HealthController(
+            client.with_limits(patience_s=BRIEFLY_S),
+            self.coordinator,
+            claim_writer,
+            self._reporter,
+            HealthConfig(settings.on_unhealthy, self._agent_liveness.is_live, may_write, _now, clock),
+            metrics=metrics,
         )
         self._sweep = Sweeper(
             client,
@@ -189,8 +198,16 @@ class Scheduler:
         log.info("scheduling", nodes=len(self._watches.stores.nodes), pods=len(self._watches.stores.pods))
         every_s = self._settings.sweep_seconds
         sweeps, capacity = self._sweep.run(every_s), self._node_capacity.run(every_s)
+        health = self._health.run(every_s)
         async with asyncio.TaskGroup() as group:
-            runs = self._releaser.run(), self._claim_controller.run(), self._reporter.run(), sweeps, capacity
+            runs = (
+                self._releaser.run(),
+                self._claim_controller.run(),
+                self._reporter.run(),
+                sweeps,
+                capacity,
+                health,
+            )
             loops = [group.create_task(each) for each in runs]
             await self._stopped.wait()
             await self._executor.finish()
@@ -231,6 +248,7 @@ class Scheduler:
         await watches.claims.on_change_in_slices(self._claim_controller.on_claim, breath)
         watches.nodes.on_later_change(self._node_capacity.on_node)
         watches.node_statuses.on_later_change(self._node_capacity.on_node_status)
+        watches.node_statuses.on_later_change(self._health.on_node_status)
 
     def _freed(self, uid: str) -> None:
         self.coordinator.freed(uid)

@@ -9,6 +9,8 @@ no pod names has no phase: only the pod says which scheduler is to serve it.
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gpu_orchestrator.api import claims, conditions, names
 from gpu_orchestrator.api.conditions import Truth
 from gpu_orchestrator.api.gpuclaim import ClaimPhase, GpuClaim
@@ -17,6 +19,7 @@ from gpu_orchestrator.api.wire import Json
 from gpu_orchestrator.core.answer import Placement
 
 ALLOCATED = "Allocated"
+DEVICES_HEALTHY = "DevicesHealthy"
 UNSERVED: tuple[ClaimPhase, ...] = ("Pending", "Reserved", "Failed")
 
 
@@ -104,6 +107,22 @@ def bound(pod: Pod, claim: GpuClaim, given: Given, *, now: str) -> Json:
     }
 
 
+def health(claim: GpuClaim, unhealthy: str, now: str) -> Json | None:
+    """Return the status of a bound claim that says which of its devices are unhealthy, or that all have
+    recovered (empty); None if it says so already. Claims whose devices were always healthy say nothing:
+    that would be one more condition in every write."""
+    before = conditions.find(claim.status.conditions, DEVICES_HEALTHY)
+    if claim.status.phase != "Bound" or (before is None and not unhealthy):
+        return None
+    truth: Truth = "False" if unhealthy else "True"
+    reason = names.DEVICE_UNHEALTHY if unhealthy else names.DEVICES_RECOVERED
+    message = unhealthy or "all devices are healthy again"
+    if before and (before.status, before.message) == (truth, message):
+        return None
+    kept = [msgspec.to_builtins(each) for each in claim.status.conditions if each.type != DEVICES_HEALTHY]
+    return {"conditions": [*kept, _condition(claim, DEVICES_HEALTHY, truth, reason, message, now=now)]}
+
+
 def released(claim: GpuClaim, now: str) -> Json:
     message = "the pod it served has ended; the claim can be used again"
     return _status(claim, "Released", message, _allocated(claim, "False", "Released", message, now))
@@ -122,11 +141,15 @@ def _status(claim: GpuClaim, phase: ClaimPhase, message: str | None, condition: 
 
 
 def _allocated(claim: GpuClaim, truth: Truth, reason: str, message: str, now: str) -> Json:
-    """Return the condition Allocated. Its time is that of the last change between True and False."""
-    before = conditions.find(claim.status.conditions, ALLOCATED)
+    return _condition(claim, ALLOCATED, truth, reason, message, now=now)
+
+
+def _condition(claim: GpuClaim, kind: str, truth: Truth, reason: str, message: str, *, now: str) -> Json:
+    """Return a condition. Its time is that of the last change between True and False."""
+    before = conditions.find(claim.status.conditions, kind)
     since = before.last_transition_time if before and before.status == truth else ""
     return {
-        "type": ALLOCATED,
+        "type": kind,
         "status": truth,
         "reason": reason,
         "message": message,

@@ -186,7 +186,7 @@ class ClaimController:
         claim, status = self._coordinator.stores.claims.get(name), self._unbound_status(name)
         if claim is None or status is None or self._unreserved_pod(name):
             return
-        if not await self._writer.write_unbound(claim, status):
+        if not await self._writer.write_at_version(claim, status):
             self._to_explain.add_after(name, EXPLAIN_AFTER_S)
         await asyncio.sleep(EXPLAIN_PAUSE_S)
 

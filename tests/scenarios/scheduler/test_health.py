@@ -1,0 +1,87 @@
+"""Devices that become unhealthy under running pods, and devices that may still be in use, on a real control
+plane."""
+
+import pytest
+
+from controlplane.api import Json
+from controlplane.cluster import free_port
+from tests.scenarios.scheduler.test_nodes import samples
+from tests.support.scheduler_stage import Stage, claim, devices, pod, until
+
+BUDGETS = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"
+
+
+def health(found: Json) -> tuple[str, str]:
+    """Return status and message of the condition DevicesHealthy."""
+    conditions = found.get("status", {}).get("conditions", [])
+    each = next((each for each in conditions if each["type"] == "DevicesHealthy"), {})
+    return each.get("status", ""), each.get("message", "")
+
+
+def sick(name: str, on_unhealthy: str) -> Json:
+    made = claim(name)
+    made["spec"]["onUnhealthy"] = on_unhealthy
+    return made
+
+
+def test_pod_is_told_of_its_unhealthy_device_and_evicted_if_its_claim_says_so(stage: Stage) -> None:
+    """Three pods on one node lose their devices: one is evicted, one is told, one is kept by its budget. The
+    devices are given to nobody until they are healthy again, however often they flap."""
+    (node,), port = stage.gpu_nodes(1, gpus=3), free_port()
+    found = devices(3)
+    stage.report(node, found)
+    stage.scheduler(leaderElect=False, sweepSeconds=1, agentSeconds=1, metricsBindAddress=f"127.0.0.1:{port}")
+    stage.create(sick("go", "Evict"), sick("keep", "Evict"), claim("stay"))
+    stage.create(pod("go", claim="go"), pod("stay", claim="stay"))
+    stage.create(pod("keep", claim="keep", meta={"labels": {"kept": "yes"}}))
+    stage.wait_bound()
+    budget: Json = {"minAvailable": 1, "selector": {"matchLabels": {"kept": "yes"}}}
+    stage.cluster.api.request(
+        "POST", BUDGETS.format(stage.namespace), {"metadata": {"name": "kept"}, "spec": budget}
+    )
+    flap(stage, node, found, "Unhealthy")
+    until(lambda: "go" not in stage.pods(), "the pod is evicted")
+    stage.create(pod("next", gpus=1))
+    for name in ("go", "stay", "keep"):
+        stage.wait_event(name, f"DeviceUnhealthy: on {node}: device")
+    stage.wait_event("keep", "EvictionNotPossible: ")
+    for _ in range(10):
+        flap(stage, node, found, "Healthy")
+        flap(stage, node, found, "Unhealthy")
+    until(lambda: health(stage.claim("stay"))[0] == "False", "the claim has the condition")
+    assert "(XID 79)" in health(stage.claim("stay"))[1]
+    evicted = 'gpu_scheduler_unhealthy_pods_total{action="evicted"}'
+    assert samples(port)[evicted] == 1
+    assert {"stay", "keep"} <= set(stage.pods())
+    flap(stage, node, found, "Healthy")
+    until(lambda: health(stage.claim("stay"))[0] == "True", "the claim tells that all is well")
+    stage.wait_bound("next")
+
+
+def flap(stage: Stage, node: str, found: list[Json], to: str) -> None:
+    for each in found:
+        each |= {"health": to, "unhealthyReason": "XID 79" if to == "Unhealthy" else ""}
+    stage.report(node, found)
+
+
+def test_gpu_opened_just_before_a_forced_delete_is_kept_by_a_new_leader(stage: Stage) -> None:
+    """No report names the pod when it ends: the agent looks at intervals. The next leader knows nothing of
+    the pod but its lease."""
+    (node,) = stage.gpu_nodes(1, gpus=1)
+    found = devices(1)
+    stage.report(node, found)
+    process = stage.scheduler(leaderElect=False, sweepSeconds=1, agentSeconds=5)
+    stage.create(pod("p", gpus=1))
+    stage.wait_bound("p")
+    uid = stage.pod("p")["metadata"]["uid"]
+    process.kill()
+    stage.delete("p", force=True)
+    process.start()
+    stage.create(pod("q", gpus=1))
+    with pytest.raises(AssertionError):
+        stage.wait_bound("q", within_s=2)
+    stage.report(node, [{**found[0], "inUseBy": [uid]}])  # the agent's next look
+    with pytest.raises(AssertionError):
+        stage.wait_bound("q", within_s=6)
+    stage.report(node, found)
+    stage.wait_bound("q")
