@@ -24,6 +24,7 @@ from gpu_orchestrator.apps.scheduler.accounting.agent_liveness import AgentLiven
 from gpu_orchestrator.apps.scheduler.binding.binder import Binder
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
 from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases
+from gpu_orchestrator.apps.scheduler.binding.mps_gate import MpsGate
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
@@ -164,6 +165,7 @@ class Term:
             self.pod_status,
             device_leases,
             writer,
+            mps_gate=MpsGate(Store()),
             volume_binder=volume_binder(client, stores),
             reserves_claims=False,
             may_write=lambda: True,

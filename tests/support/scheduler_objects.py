@@ -24,7 +24,7 @@ def pod(name: str, *, node: str = "", phase: str = "Pending", meta: Any = None, 
     words = ("gpus", "claim", "claim_template", "strategy", "allocated")
     given = {word: str(spec.pop(word)) for word in words if word in spec}
     annotations = {f"gpu.scheduling/{word.replace('_', '-')}": value for word, value in given.items()}
-    metadata = _meta(name, annotations=annotations, **(meta or {}))
+    metadata = _meta(name, **{"annotations": annotations, **(meta or {})})
     body = {"schedulerName": "gpu-scheduler", "nodeName": node, **spec}
     return msgspec.convert({"metadata": metadata, "spec": body, "status": {"phase": phase}}, Pod)
 

@@ -40,6 +40,7 @@ def node_of(
             known = _unreported(known, seen) if report is None else _reported(known, report, duplicates)
     except (BadQuantity, CoreError) as error:
         known = translate.uncounted_node(seen, str(error))
+    known = _sharing(known, has_mps=report is not None and report.status.mps is not None)
     if nodedevices.mode(seen) == names.PLUGIN_MODE:
         return replace(known, barred=nodedevices.KEPT_FOR_PLUGIN)
     return replace(known, barred=barred) if barred and not known.barred else known
@@ -91,6 +92,15 @@ def _reported(known: Node, report: GpuNodeStatus, duplicates: Collection[int]) -
         rdma_ports=fabric.ports if fabric.gpu_direct_rdma else 0,
         cufile=fabric.cu_file,
     )
+
+
+def _sharing(known: Node, *, has_mps: bool) -> Node:
+    """Return the node with the label that pods need whose shares MPS holds, if its agent keeps daemons. The
+    label of the Node itself counts for nothing: it starts no daemon."""
+    if not has_mps and not known.label(names.SHARING):
+        return known
+    others = [each for each in known.labels if each[0] != names.SHARING]
+    return replace(known, labels=tuple(sorted([*others, *([(names.SHARING, names.MPS)] if has_mps else [])])))
 
 
 def _device(seen: NodeDevice, *, usable: bool) -> Device:

@@ -20,6 +20,7 @@ from gpu_orchestrator.apps.scheduler.actions import PodEnded
 from gpu_orchestrator.apps.scheduler.binding.binder import Binder
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
 from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases, LeaseHold
+from gpu_orchestrator.apps.scheduler.binding.mps_gate import MpsGate
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.controllers.release import POLL_S, EndedPod, Releaser
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
@@ -242,6 +243,7 @@ async def test_pod_that_we_never_saw_bound_waits_where_its_leases_are() -> None:
         status,
         None,
         ClaimWriter(client),
+        mps_gate=MpsGate(Store()),
         volume_binder=volume_binder(client, stores_of()),
         reserves_claims=False,
         may_write=lambda: True,

@@ -31,6 +31,7 @@ Read the modules in this order:
   binding/binder             carries out one decision: leases and claim, volumes, then the binding
   binding/device_leases      acquires and releases the Lease of a device
   binding/volume_binder      binds the volumes that wait for their pod
+  binding/mps_gate           lets a pod whose share MPS holds be bound when its daemon listens
   binding/claim_status       what the status of a claim says in each phase
   binding/claim_writer       reserves a claim for a pod, and writes its status
   binding/pod_status         writes the status of unbound pods, and knows the version after our own writes

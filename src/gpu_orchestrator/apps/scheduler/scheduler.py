@@ -24,6 +24,7 @@ from gpu_orchestrator.apps.scheduler.actions import BindJob
 from gpu_orchestrator.apps.scheduler.binding.binder import Binder
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
 from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases
+from gpu_orchestrator.apps.scheduler.binding.mps_gate import MpsGate
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.binding.volume_binder import VolumeBinder, Written
 from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
@@ -82,12 +83,14 @@ class Scheduler:
             stores.nodes,
             wait_s=settings.volume_bind_seconds,
         )
+        self._mps_gate = MpsGate(stores.node_statuses)
         binder = Binder(
             client,
             self._pod_status,
             used_leases,
             claim_writer,
             volume_binder=self._volume_binder,
+            mps_gate=self._mps_gate,
             reserves_claims=not settings.leader_elect,
             may_write=may_write,
             now=_now,
@@ -249,6 +252,7 @@ class Scheduler:
         watches.nodes.on_later_change(self._node_capacity.on_node)
         watches.node_statuses.on_later_change(self._node_capacity.on_node_status)
         watches.node_statuses.on_later_change(self._health.on_node_status)
+        watches.node_statuses.on_later_change(self._mps_gate.on_node_status)
 
     def _freed(self, uid: str) -> None:
         self.coordinator.freed(uid)

@@ -20,6 +20,7 @@ from gpu_orchestrator.core.answer import Placement
 
 ALLOCATED = "Allocated"
 DEVICES_HEALTHY = "DevicesHealthy"
+SHARE_ENFORCED = "ShareEnforced"
 UNSERVED: tuple[ClaimPhase, ...] = ("Pending", "Reserved", "Failed")
 
 
@@ -43,11 +44,13 @@ class Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The devices of a bound pod, their UUIDs if known, and the bandwidth between them."""
+    """The devices of a bound pod, their UUIDs if known, and the bandwidth between them. `unenforced` says why
+    nothing holds the pod to its share of them; empty if MPS does."""
 
     placement: Placement
     uuids: list[str] = field(default_factory=list)
     gbps: int = 0
+    unenforced: str = ""
 
 
 def due(claim: GpuClaim, pod: Pod | None, *, given: Json | None, held: bool, now: str) -> Due | None:
@@ -96,8 +99,11 @@ def _state(claimant: Claimant | None, problem: str) -> tuple[ClaimPhase, str, st
 def bound(pod: Pod, claim: GpuClaim, given: Given, *, now: str) -> Json:
     """Return the status of a claim whose pod has its devices."""
     serves = f"serves pod {pod.metadata.name}"
+    holds = [_allocated(claim, "True", "Bound", serves, now)]
+    if claim.spec.devices.exclusivity == "Shared":
+        holds.append(_share_enforced(claim, given.unenforced, now))
     return {
-        **_status(claim, "Bound", None, _allocated(claim, "True", "Bound", serves, now)),
+        **_status(claim, "Bound", None, *holds),
         "nodeName": pod.spec.node_name,
         "gpuIds": list(given.placement.devices),
         "allocated": claims.allocated(given.placement),
@@ -128,7 +134,15 @@ def released(claim: GpuClaim, now: str) -> Json:
     return _status(claim, "Released", message, _allocated(claim, "False", "Released", message, now))
 
 
-def _status(claim: GpuClaim, phase: ClaimPhase, message: str | None, condition: Json) -> Json:
+def _share_enforced(claim: GpuClaim, unenforced: str, now: str) -> Json:
+    if not unenforced:
+        held = "an MPS daemon holds the pod to its share"
+        return _condition(claim, SHARE_ENFORCED, "True", "Mps", held, now=now)
+    accounted = f"the share is counted, and nothing on the node holds the pod to it: {unenforced}"
+    return _condition(claim, SHARE_ENFORCED, "False", "AccountedOnly", accounted, now=now)
+
+
+def _status(claim: GpuClaim, phase: ClaimPhase, message: str | None, *holds: Json) -> Json:
     """Return a whole status, without devices: a patch removes what is None."""
     cleared = dict.fromkeys(("nodeName", "gpuIds", "allocated", "deviceUUIDs", "podUID", "bandwidthGBps"))
     return {
@@ -136,7 +150,7 @@ def _status(claim: GpuClaim, phase: ClaimPhase, message: str | None, condition: 
         "phase": phase,
         "message": message,
         "observedGeneration": claim.metadata.generation,
-        "conditions": [condition],
+        "conditions": list(holds),
     }
 
 
