@@ -56,4 +56,4 @@ def test_pod_prepared_for_mps_goes_only_where_an_agent_keeps_daemons() -> None:
     assert "2 do not match the selector gpu.scheduling/sharing=mps" in world.executor.refused["p"]
     world.report(report("a", {"id": 0}, mps={}))
     assert [job.placement.node for job in world.executor.jobs] == ["a"]
-    assert inventory.node_of(forged).label("gpu.scheduling/sharing") == ""
+    assert inventory.node_of(forged).label("gpu.scheduling/sharing") is None

@@ -6,7 +6,7 @@ import pytest
 
 from controlplane.api import Json
 from controlplane.cluster import free_port
-from gpu_orchestrator.api import deviceleases, mps
+from gpu_orchestrator.api import deviceleases, sharing
 from gpu_orchestrator.api.kubernetes import Lease
 from tests.scenarios.scheduler.test_nodes import samples
 from tests.support.scheduler_stage import Stage, claim, devices, pod, until
@@ -92,22 +92,19 @@ def test_gpu_opened_just_before_a_forced_delete_is_kept_by_a_new_leader(stage: S
 
 def test_shared_pod_is_bound_when_its_mps_daemon_listens(stage: Stage) -> None:
     """The test is the agent: it sees the lease of the pod, starts the daemon that is due, and reports it."""
-    plain, (node,) = (
-        stage.gpu_nodes(1, gpus=1)[0],
-        stage.gpu_nodes(1, prefix=f"{stage.namespace}-mps", gpus=1),
-    )
+    (plain,) = stage.gpu_nodes(1, gpus=1)
+    (node,) = stage.gpu_nodes(1, prefix=f"{stage.namespace}-mps", gpus=1)
     found = devices(1)
     stage.report(node, found, mps={})
     stage.scheduler(leaderElect=False, sweepSeconds=1)
     stage.create(claim("part", exclusivity="Shared", memoryMiB=1024, share=100))
     prepared = pod("prepared", claim_template="part", annotations={"gpu.scheduling/sharing": "mps"})
-    stage.create(
-        prepared, pod("counted", claim_template="part", nodeSelector={"kubernetes.io/hostname": plain})
-    )
+    there = {"kubernetes.io/hostname": plain}
+    stage.create(prepared, pod("counted", claim_template="part", nodeSelector=there))
     lease = until(lambda: stage.leases().get(f"gpu-{node}-0"), "the device is leased before the bind")
     with pytest.raises(AssertionError):
         stage.wait_bound("prepared", within_s=2)
-    (daemon,) = mps.daemons(deviceleases.holds(msgspec.convert(lease, Lease)))
+    (daemon,) = sharing.daemons(deviceleases.holds(msgspec.convert(lease, Lease)))
     assert (daemon.namespace, daemon.memory_mib, daemon.share) == (stage.namespace, 1024, 100)
     assert daemon.uuids == (found[0]["uuid"],)
     stage.report(node, found, mps={"folders": [daemon.folder]})

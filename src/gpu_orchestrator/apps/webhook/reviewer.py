@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from gpu_orchestrator.api import admission, capacity, jsonpatch, mps, names, request_checks
+from gpu_orchestrator.api import admission, capacity, jsonpatch, names, request_checks, sharing
 from gpu_orchestrator.api.admission import NamedClaim, WholeGpus
 from gpu_orchestrator.api.admissionreview import JSON_PATCH, AdmissionRequest, AdmissionResponse, Result
 from gpu_orchestrator.api.capacity import WHOLE_DEVICE
@@ -68,9 +68,9 @@ class Reviewer:
         largest_mib = self._largest_mib(wish) if capacity.needs_memory(wish) else 0
         milligpu = capacity.milligpu(wish, wish.count, largest_mib=largest_mib)
         filled = admission.filled(pod, milligpu)
-        if not self._uses_mps or not mps.suits(wish):
+        if not self._uses_mps or not sharing.suits(wish):
             return _patched(asked, pod, filled)
-        match mps.client(filled, wish):
+        match sharing.client(filled, wish):
             case str(why):
                 return _patched(asked, pod, filled, [f"nothing will hold the pod to its share: {why}"])
             case made:

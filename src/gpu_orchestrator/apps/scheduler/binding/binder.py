@@ -30,7 +30,7 @@ from gpu_orchestrator.adapters.kube.errors import (
     Permanent,
     Unavailable,
 )
-from gpu_orchestrator.api import claims, deviceleases, mps, names
+from gpu_orchestrator.api import claims, deviceleases, names, sharing
 from gpu_orchestrator.api.deviceleases import DeviceRef
 from gpu_orchestrator.api.kubernetes import PODS, Lease, Pod
 from gpu_orchestrator.api.volume_choice import VolumePlan
@@ -207,7 +207,7 @@ def _bound_here(job: BindJob, pod: Pod, holds: list[LeaseHold]) -> Outcome:
 
 
 def _mps_answer(job: BindJob) -> dict[str, str]:
-    return mps.answer(job.pod, job.claim.spec if job.claim else None, job.placement)
+    return sharing.answer(job.pod, job.claim.spec if job.claim else None, job.placement)
 
 
 def _leases(holds: list[LeaseHold]) -> tuple[Lease, ...]:

@@ -18,7 +18,7 @@ import structlog
 
 from gpu_orchestrator.adapters.kube.workqueue import NotYet, WorkQueue
 from gpu_orchestrator.adapters.pacer import Pacer
-from gpu_orchestrator.api import claims, deviceleases, mps
+from gpu_orchestrator.api import claims, deviceleases, sharing
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Lease, Pod
 from gpu_orchestrator.api.wire import Json, key
@@ -253,7 +253,7 @@ class ClaimController:
             return None
         placement = Placement(uid, pod.spec.node_name, devices=devices)
         uuids = [device.uuid for device in self._coordinator.engine.cluster.devices(placement)]
-        unenforced = mps.unenforced(pod, claim.spec)
+        unenforced = sharing.unenforced(pod, claim.spec)
         given = Given(placement, uuids if all(uuids) else [], self._bandwidth(placement), unenforced)
         return claim_status.bound(pod, claim, given, now=self._now())
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpu_orchestrator.api import mps
+from gpu_orchestrator.api import mps, sharing
 from gpu_orchestrator.api.deviceleases import DeviceRef, Hold, Holder
 from gpu_orchestrator.api.devices import Devices
 from gpu_orchestrator.api.gpuclaim import GpuClaimSpec
@@ -56,7 +56,7 @@ def hold(device: int, uid: str, *, of: str = "team", mib: int = 0, share: int = 
     ],
 )
 def test_daemons_of_a_node(holds: list[Hold], expected: list[Daemon]) -> None:
-    assert mps.daemons(holds) == mps.daemons(reversed(holds)) == tuple(expected)
+    assert sharing.daemons(holds) == sharing.daemons(reversed(holds)) == tuple(expected)
 
 
 def test_daemon_is_told_the_ceiling_of_each_device_and_the_part_of_its_multiprocessors() -> None:
@@ -72,13 +72,13 @@ def test_daemon_is_told_the_ceiling_of_each_device_and_the_part_of_its_multiproc
 def test_scheduler_tells_a_pod_the_folder_that_the_agent_makes() -> None:
     marked = pod("p", claim="c", meta={"annotations": {"gpu.scheduling/sharing": "mps"}})
     given = Placement("p", "a", devices=(1, 3), exclusive=False, milli=500, memory_mib=40_960)
-    (made,) = mps.daemons(
+    (made,) = sharing.daemons(
         [hold(at, "p", of="default", mib=40_960, share=500) for at in (3, 1)],
     )
-    assert mps.answer(marked, GpuClaimSpec(HALF), given) == {"gpu.scheduling/mps-folder": made.folder}
-    assert len(f"{mps.ROOT}/{mps.OWNED}/{made.folder}/pipe/control_privileged") < 108
-    assert mps.answer(pod("p", claim="c"), GpuClaimSpec(HALF), given) == {}
-    assert mps.answer(marked, GpuClaimSpec(Devices()), given) == {}
+    assert sharing.answer(marked, GpuClaimSpec(HALF), given) == {"gpu.scheduling/mps-folder": made.folder}
+    assert len(f"{sharing.ROOT}/{sharing.OWNED}/{made.folder}/pipe/control_privileged") < 108
+    assert sharing.answer(pod("p", claim="c"), GpuClaimSpec(HALF), given) == {}
+    assert sharing.answer(marked, GpuClaimSpec(Devices()), given) == {}
 
 
 def written(**container: Any) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def written(**container: Any) -> dict[str, Any]:
 
 
 def test_client_gets_limits_pipes_and_shared_memory_in_every_container() -> None:
-    made = mps.client(written(env=[{"name": mps.MEMORY, "value": "0=1T"}, {"name": "X"}]), HALF)
+    made = sharing.client(written(env=[{"name": mps.MEMORY, "value": "0=1T"}, {"name": "X"}]), HALF)
     assert isinstance(made, dict)
     assert made["metadata"]["annotations"] == {"gpu.scheduling/sharing": "mps"}
     assert [each["name"] for each in made["spec"]["volumes"]] == ["gpu-mps"]
@@ -112,7 +112,7 @@ def test_client_gets_limits_pipes_and_shared_memory_in_every_container() -> None
 def test_pod_in_the_way_of_mps_stays_as_it_is(container: Any, volumes: Any, why: str) -> None:
     body = written(**container)
     body["spec"]["volumes"] = volumes
-    made = mps.client(body, HALF)
+    made = sharing.client(body, HALF)
     assert isinstance(made, str)
     assert why in made
 
@@ -122,4 +122,4 @@ def test_pod_in_the_way_of_mps_stays_as_it_is(container: Any, volumes: Any, why:
     [{}, {"metadata": {}, "spec": []}, {"metadata": {}, "spec": {"containers": [1, {"env": 2}]}}],
 )
 def test_any_json_is_answered(body: Any) -> None:
-    mps.client(body, HALF)
+    sharing.client(body, HALF)
