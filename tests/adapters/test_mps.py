@@ -26,7 +26,7 @@ async def test_daemon_is_told_its_ceilings_in_the_folder_that_it_was_given(
     wanted = Daemon("team", (0, 1), 1024, 250, ("GPU-a", "GPU-b"))
     visible = {"CUDA_VISIBLE_DEVICES": ",".join(wanted.uuids)}
     folder = tmp_path / wanted.folder
-    daemon = MpsDaemon(str(program), visible, folder=folder, commands=wanted.commands)
+    daemon = MpsDaemon(str(program), visible, folder=folder, commands=wanted.commands, answers=wanted.answers)
     await daemon.start()
     assert (folder / "told").read_text().splitlines() == list(wanted.commands)
     assert (folder / "visible").read_text() == "GPU-a,GPU-b"
@@ -35,9 +35,19 @@ async def test_daemon_is_told_its_ceilings_in_the_folder_that_it_was_given(
     assert not is_there(str(folder))
 
 
-async def test_daemon_that_refuses_a_ceiling_is_ended(program: Path) -> None:
-    daemon = MpsDaemon(str(program), {}, commands=["nonsense"])
-    with pytest.raises(MpsFailed, match="refused nonsense: Invalid command"):
+@pytest.mark.parametrize(
+    ("commands", "said"),
+    [
+        (["nonsense"], 'Unknown command "nonsense"'),
+        (["set_default_device_pinned_mem_limit 0 abc", "get_default_device_pinned_mem_limit 0"], ""),
+    ],
+    ids=["unknown command", "limit that is not understood"],
+)
+async def test_daemon_that_does_not_take_a_ceiling_is_ended(
+    program: Path, commands: list[str], said: str
+) -> None:
+    daemon = MpsDaemon(str(program), {}, commands=commands, answers=1)
+    with pytest.raises(MpsFailed, match=f"did not take .*; it said: {said}$"):
         await daemon.start()
     assert not daemon.is_running
     assert not daemon.folder.exists()

@@ -63,9 +63,12 @@ def test_daemon_is_told_the_ceiling_of_each_device_and_the_part_of_its_multiproc
     made = Daemon("team", (4, 7), 20_480, 250, ("GPU-4", "GPU-7"))
     assert made.commands == (
         "set_default_device_pinned_mem_limit 0 20480M",
+        "get_default_device_pinned_mem_limit 0",
         "set_default_device_pinned_mem_limit 1 20480M",
+        "get_default_device_pinned_mem_limit 1",
         "set_default_active_thread_percentage 25",
     )
+    assert made.answers == 3
     assert Daemon("team", (0,), 0, 1).commands == ("set_default_active_thread_percentage 1",)
 
 

@@ -1,6 +1,6 @@
 """A stand-in for `nvidia-cuda-mps-control`: with `-f` it listens where the real one does, and starts a server
-of its own; without, it takes commands. It limits nothing; that the real one does was tried on a GPU, see
-docs/decisions/0012-shares-that-hold.md.
+of its own; without, it takes commands and answers as the real one does. It limits nothing; that the real one
+does was tried on a GPU, see docs/decisions/0012-shares-that-hold.md and 0014.
 """
 
 import asyncio
@@ -19,7 +19,17 @@ if sys.argv[1:] != ["-f"]:
     assert os.path.exists(os.path.join(folder, "control")), "no daemon listens"
     told = sys.stdin.read()
     open(os.path.join(folder, "told"), "a").write(told)
-    print("Invalid command" if "nonsense" in told else "", end="")
+    limits = dict()
+    for verb, *words in map(str.split, told.splitlines()):
+        if verb == "set_default_device_pinned_mem_limit":
+            limits[words[0]] = words[1] if words[1][0].isdigit() else None
+        elif verb == "get_default_device_pinned_mem_limit":
+            if limits.get(words[0]):
+                print(limits[words[0]])
+        elif verb == "set_default_active_thread_percentage":
+            print(float(words[0]))
+        else:
+            print(f'Unknown command "{{verb}}"')
     sys.exit(0)
 if os.path.exists({refusal!r}):
     open(os.path.join(logs, "control.log"), "w").write("no device can be used\\n")

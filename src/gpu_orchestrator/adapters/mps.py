@@ -35,8 +35,8 @@ def which() -> str:
 
 class MpsDaemon:
     """One daemon under a keeper of its own. Ends with the agent, however the agent ends. `variables` are all
-    that it starts with, apart from its folders; `commands` are told to it before it has a client. Without a
-    folder it gets a temporary one."""
+    that it starts with, apart from its folders; `commands` are told to it before it has a client, and it
+    answers with this number of lines. Without a folder it gets a temporary one."""
 
     def __init__(
         self,
@@ -46,10 +46,12 @@ class MpsDaemon:
         *,
         folder: Path | None = None,
         commands: Sequence[str] = (),
+        answers: int = 0,
     ) -> None:
         # In the folder for temporary files, because the path of a socket may have 107 bytes only.
         self.folder = folder or Path(tempfile.mkdtemp(prefix="gpu-mps-"))
-        self._program, self._variables, self._user, self._commands = program, variables, user, commands
+        self._program, self._variables, self._user = program, variables, user
+        self._commands, self._answers = commands, answers
         self._process: asyncio.subprocess.Process | None = None
         self._lifeline = -1
 
@@ -100,10 +102,11 @@ class MpsDaemon:
             env=dict(self._variables) | self.variables(),
         )
         said, _ = await control.communicate("".join(f"{each}\n" for each in self._commands).encode())
-        if control.returncode or b"fail" in said.lower() or b"invalid" in said.lower():
+        lines = said.decode(errors="replace").splitlines()
+        if control.returncode or len(lines) != self._answers or any("nknown" in each for each in lines):
             await self.end()
-            asked, answered = "; ".join(self._commands), said.decode(errors="replace").strip()
-            raise MpsFailed(f"{self._program} refused {asked}: {answered[-LAST_WORDS:]}")
+            asked, answered = "; ".join(self._commands), "; ".join(lines)
+            raise MpsFailed(f"{self._program} did not take {asked}; it said: {answered[-LAST_WORDS:]}")
 
     def _make_folders(self) -> None:
         """Make the folders, for the user of the runners: a daemon refuses clients of another user."""

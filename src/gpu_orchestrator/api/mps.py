@@ -30,14 +30,23 @@ class Daemon:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """Return what to tell the control program before the first client comes."""
-        limits = [f"set_default_device_pinned_mem_limit {at} {self.memory_mib}M" for at in self._places]
+        """Return what to tell the control program before the first client comes. It says nothing to a limit
+        of memory, also if it has not understood it, so each is read back."""
+        limits = [
+            command
+            for at in range(len(self.devices) if self.memory_mib else 0)
+            for command in (
+                f"set_default_device_pinned_mem_limit {at} {self.memory_mib}M",
+                f"get_default_device_pinned_mem_limit {at}",
+            )
+        ]
         percent = [f"set_default_active_thread_percentage {percentage(self.share)}"] if self.share else []
-        return (*(limits if self.memory_mib else ()), *percent)
+        return (*limits, *percent)
 
     @property
-    def _places(self) -> range:
-        return range(len(self.devices))
+    def answers(self) -> int:
+        """Return how many lines the control program answers if all commands were understood."""
+        return (len(self.devices) if self.memory_mib else 0) + bool(self.share)
 
 
 def folder_of(namespace: str, devices: Iterable[int], memory_mib: int, share: int) -> str:
