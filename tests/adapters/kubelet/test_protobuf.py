@@ -1,4 +1,4 @@
-"""Reading protobuf: what the kubelet sends, what a newer one may send, and what is no message at all."""
+"""Reading protobuf: what the kubelet sends, what a newer one may send, and bytes that are not a message."""
 
 import pytest
 from hypothesis import given
@@ -36,7 +36,7 @@ def test_fields_of_a_newer_kubelet_are_skipped() -> None:
         pytest.param(b"\x0b", id="a group, which nobody sends any more"),
     ],
 )
-def test_what_is_no_message_is_refused(message: bytes) -> None:
+def test_other_bytes_are_refused(message: bytes) -> None:
     with pytest.raises(BadMessage):
         decode(message)
 

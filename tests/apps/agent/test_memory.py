@@ -32,7 +32,7 @@ def named(number: int, uuid: str, **more: object) -> NodeDevice:
 
 
 def test_restart_keeps_ids_verdicts_and_lost_devices() -> None:
-    """The driver lost device 1 and numbers the others again, and the agent starts anew from its report."""
+    """The driver lost device 1 and numbers the others again, and the agent starts again from its report."""
     published = report(
         named(0, "GPU-a"), named(1, "GPU-b"), named(2, "GPU-c", health="Unhealthy", unhealthy_reason="XID 79")
     )

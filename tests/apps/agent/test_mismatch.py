@@ -1,4 +1,4 @@
-"""Who uses a device beside who was given it."""
+"""Pods that use a device beside those that were given it."""
 
 import asyncio
 from collections.abc import AsyncIterator

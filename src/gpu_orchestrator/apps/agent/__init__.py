@@ -15,7 +15,7 @@ GpuNodeStatus, its `gpu.scheduling/milligpu`, metrics and events. Read the modul
   pace        pure: bounds the writes
   heartbeat   the sign of life, and one agent on each node
   capacity    gpu.scheduling/milligpu in the node's status
-  mismatch    compares who uses a device with who was given it
+  mismatch    compares the pods that use a device with those that were given it
   taint       keeps new pods off a node with a mismatch, if the settings say so
   metrics     Prometheus metrics, of the agent and of each device
   settings    the settings file and flags

@@ -43,7 +43,7 @@ TURN_S = (240.0, 360.0)
 ANSWER_S = 10.0
 """How long one look may take before it counts as failed; the look itself goes on."""
 SILENT_S = 30.0
-"""A driver that has not answered for so long is in trouble, and so are its devices."""
+"""How long a driver may be silent before its devices count as unhealthy."""
 RETRY_S = 5.0
 KEEP_S = 60.0
 """How long the kubelet's last answer counts while it does not answer."""

@@ -6,7 +6,7 @@ holder.
 
     WAITING ──no holder, ours, or not renewed for TAKE_OVER times──► HOLDING ──another holds it──► Displaced
 
-It is renewed only while the report is current: whoever sees it may rely on the report.
+It is renewed only while the report is current, so that a live agent means a true report.
 """
 
 import asyncio

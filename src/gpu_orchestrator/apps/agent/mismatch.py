@@ -1,4 +1,4 @@
-"""Compare who uses a device with who was given it, and raise an alarm where they differ.
+"""Compare the pods that use a device with those that were given it, and raise an alarm where they differ.
 
 A pod was given a device if the device's Lease names the pod, or if the kubelet gave it the device through a
 device plugin. The Lease is read when a pod is first seen on a device, and again while they differ: no agent

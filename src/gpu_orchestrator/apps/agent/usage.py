@@ -1,4 +1,4 @@
-"""Who uses each device: pods whose processes are on it, and pods that the kubelet gave it to. Pure."""
+"""Which pods use a device: those whose processes are on it, and those that the kubelet gave it to. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
 
