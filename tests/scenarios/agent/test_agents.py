@@ -132,8 +132,7 @@ def test_gpu_that_two_nodes_report_is_given_on_neither(fleet: Fleet, agent_stage
     agent_stage.wait_event("p", "UUIDs another node reports as well")
     assert agent_stage.bound() == {}
     events = "/apis/events.k8s.io/v1/namespaces/default/events?fieldSelector=regarding.name="
-    for node in (first, second):
-        until(lambda node=node: told(fleet.cluster, events + node), f"{node} is told")
+    until(lambda: all(told(fleet.cluster, events + node) for node in (first, second)), "both are told")
     fleet.cluster.kubectl("cordon", second)
     assert agent_stage.wait_bound("p")["p"].startswith(f"{first}:"), "an administrator said which is wrong"
 
