@@ -157,12 +157,12 @@ OWNER = """
 import sys
 from controlplane.cluster import Cluster
 from tests.support.real_pods import container, pod
+from tests.support.scheduler_stage import until
 cluster = Cluster.start()
 node = cluster.real_node()
-cluster.api.request("POST", "/api/v1/namespaces/default/pods", pod("left", container("main"), **{
-    "nodeName": node.name, **node.pin}))
-while "Running" not in cluster.kubectl("get", "pods"):
-    pass
+pods = "/api/v1/namespaces/default/pods"
+cluster.api.request("POST", pods, pod("left", container("main"), nodeName=node.name, **node.pin))
+until(lambda: cluster.api.request("GET", f"{pods}/left")["status"]["phase"] == "Running", "it runs")
 print(node.guard.mark, node.folder, flush=True)
 sys.stdin.read()
 """
