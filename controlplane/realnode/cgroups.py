@@ -5,6 +5,7 @@ from pathlib import Path
 from controlplane import watchdog
 
 ROOT = Path(watchdog.CGROUPS)
+WANTED = {"cpu", "cpuset", "hugetlb", "io", "memory", "pids"}
 
 
 def make(mark: str) -> str:
@@ -29,6 +30,7 @@ def _is_unified() -> bool:
 
 
 def _hand_down(folder: Path) -> None:
-    """Let the cgroups below use every controller: the kubelet wants them all."""
+    """Let the cgroups below use the controllers that the kubelet wants."""
     for controller in (folder / "cgroup.controllers").read_text().split():
-        (folder / "cgroup.subtree_control").write_text(f"+{controller}")
+        if controller in WANTED:
+            (folder / "cgroup.subtree_control").write_text(f"+{controller}")

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from controlplane.pki import Pair
 from controlplane.realnode import containerd
+
+if TYPE_CHECKING:
+    from controlplane.pki import Pair
 
 TAINT = "gpu-orchestrator/real-node"
 """Keeps away the pods of other tests, which suit any node: they would be run for real."""
@@ -16,7 +18,7 @@ class Settings:
     address: str
     port: int
     cgroup: str
-    serving: Pair
+    serving: "Pair"
     clients: Path  # the authority of those who may call the kubelet
     resolv_conf: Path
 

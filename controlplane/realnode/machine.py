@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 
+from controlplane import watchdog
 from controlplane.errors import ControlPlaneError
 from controlplane.realnode import cgroups, network, runc
 
@@ -37,5 +38,5 @@ def _forbidden() -> str | None:
     except (OSError, ControlPlaneError) as error:
         return f"it may not make cgroups and a network bridge: {error}"
     finally:
-        cgroups.watchdog.end_all(mark)
+        watchdog.end_all(mark)
     return None

@@ -1,4 +1,4 @@
-"""The bridge that joins the pods of a node and the host: 10.x.y.0/24, with the host as 10.x.y.1.
+"""The bridge that joins the pods of a node and the host: 198.18.x.0/24, with the host as 198.18.x.1.
 
 The node makes it, not its CNI plugin, which would switch on IP forwarding for the whole machine. The kubelet
 listens on the host's address there: it accepts no loopback address, and must not be open to the network.
@@ -22,7 +22,7 @@ ADD_BRIDGE, SET_ADDRESS, SET_MASK = 0x89A0, 0x8916, 0x891C
 @dataclass(frozen=True, slots=True)
 class Network:
     bridge: str
-    prefix: str  # "10.201.7": the first three numbers
+    prefix: str  # "198.18.7": the first three numbers
 
     @classmethod
     def make(cls, mark: str) -> Self:
@@ -55,13 +55,13 @@ def _address(name: bytes, address: str) -> bytes:
 
 
 def _free_prefix() -> str:
-    """Return a network that no route of this machine leads to."""
+    """Return a network of 198.18.0.0/15 that no route of this machine leads to.
+
+    That range is set aside for measurements (RFC 2544), so that no office or VPN uses it."""
     routes = Path("/proc/net/route").read_text().splitlines()[1:]
     # Addresses are there as hexadecimal numbers in the byte order of the machine.
     taken = {socket.inet_ntoa(struct.pack("=I", int(line.split()[1], 16))) for line in routes}
-    chance = random.SystemRandom()
-    for _ in range(100):
-        prefix = f"10.{chance.randrange(128, 255)}.{chance.randrange(256)}"
-        if not any(route.startswith((f"{prefix}.", prefix.rpartition(".")[0] + ".0.")) for route in taken):
-            return prefix
-    raise ClusterError("every private network that a node could use is in use; see /proc/net/route")
+    free = [f"198.{a}.{b}" for a in (18, 19) for b in range(256) if f"198.{a}.{b}.0" not in taken]
+    if not free:
+        raise ClusterError("every network of 198.18.0.0/15 is in use; see /proc/net/route")
+    return random.SystemRandom().choice(free)

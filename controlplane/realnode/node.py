@@ -7,7 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
+from controlplane.api import ApiError
 from controlplane.errors import ClusterError
 from controlplane.guard import Guard
 from controlplane.process import Process
@@ -33,38 +35,36 @@ READY_TIMEOUT_S = 60.0
 @dataclass
 class RealNode:
     name: str
-    cluster: "Cluster"
+    cluster: "Cluster" = field(repr=False)
     guard: Guard
     network: Network
     cgroup: str
     tools: Mapping[str, Path]
     namespace: Namespace
     port: int
-    containerd: Process = field(init=False)
-    kubelet: Process = field(init=False)
     ready_after_s: float = 0.0
-    is_closed: bool = False
+    _undo: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
     def start(cls, cluster: "Cluster", name: str, *, port: int, toolbox: Toolbox) -> Self:
         """Start a node whose kubelet listens on that port, and wait until it is Ready."""
         tools = {**toolbox.get(*NODE), "runc": runc.get(toolbox.cache)}
         started = time.monotonic()
-        guard = Guard(Path(tempfile.mkdtemp(prefix="gpu-orchestrator-")))
-        try:
+        with ExitStack() as undo:
+            guard = Guard(Path(tempfile.mkdtemp(prefix="gpu-orchestrator-")))
+            undo.callback(guard.end)
             cgroup, network = cgroups.make(guard.mark), Network.make(guard.mark)
             inside = namespace.make(guard.folder, list(tools.values()))
+            undo.callback(inside.close)
             node = cls(name, cluster, guard, network, cgroup, tools, inside, port)
+            undo.callback(node.containerd.kill)
+            undo.callback(node.kubelet.kill)
             node._start_parts()
-        except BaseException:
-            guard.end()
-            raise
+            node._undo = undo.pop_all()
         node.ready_after_s = time.monotonic() - started
         return node
 
     def _start_parts(self) -> None:
-        self.containerd = self._process("containerd", self._containerd_command(), self._has_containerd)
-        self.kubelet = self._process("kubelet", self._kubelet_command())
         self.containerd.start()
         self.kubelet.start()
         self._import([images.TOOLS, images.PAUSE], images.tools(self.tools["node-tools"]), ["/bin/pause"])
@@ -86,23 +86,31 @@ class RealNode:
 
     def close(self) -> None:
         """End the node with all its containers, and remove it and its pods from the cluster."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        for part in (self.kubelet, self.containerd):
-            part.kill()
-        self.namespace.close()
-        self.guard.end()
+        self._undo.close()
         if self.cluster.api.is_ready():
             self._forget()
 
     def _forget(self) -> None:
-        api = self.cluster.api
-        for pod in api.request("GET", f"/api/v1/pods?fieldSelector=spec.nodeName={self.name}")["items"]:
+        here = f"/api/v1/pods?fieldSelector=spec.nodeName={self.name}"
+        for pod in self.cluster.api.request("GET", here)["items"]:
             meta = pod["metadata"]
-            path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
-            api.request("DELETE", path, {"gracePeriodSeconds": 0})
-        api.request("DELETE", f"/api/v1/nodes/{self.name}")
+            self._delete(f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}")
+        self._delete(f"/api/v1/nodes/{self.name}")
+
+    def _delete(self, path: str) -> None:
+        try:
+            self.cluster.api.request("DELETE", path, {"gracePeriodSeconds": 0})
+        except ApiError as error:
+            if error.status != 404:  # else a controller was faster
+                raise
+
+    @cached_property
+    def containerd(self) -> Process:
+        return self._process("containerd", self._containerd_command(), self._has_containerd)
+
+    @cached_property
+    def kubelet(self) -> Process:
+        return self._process("kubelet", self._kubelet_command())
 
     @property
     def folder(self) -> Path:
@@ -158,7 +166,9 @@ class RealNode:
         self.ctr("images", "import", "--snapshotter", self.namespace.snapshotter, path)
         path.unlink()
 
-    def _process(self, name: str, command: Sequence[str | Path], is_ready: Any = lambda: True) -> Process:
+    def _process(
+        self, name: str, command: Sequence[str | Path], is_ready: Callable[[], bool] = lambda: True
+    ) -> Process:
         # Besides starting the runc that its configuration names, containerd asks the one on PATH what it can.
         path = f"{self.tools['runc'].parent}:{os.environ.get('PATH', '')}"
         environment = {**self.guard.environment, "PATH": path}

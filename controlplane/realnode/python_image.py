@@ -69,7 +69,7 @@ def _is_shared(path: Path) -> bool:
 
 def _libraries(objects: Iterable[Path]) -> set[Path]:
     """Load these modules in a process of their own, and return the libraries outside of the virtual
-    environment that it has mapped then. (`ldd` would start a process for each.)"""
+    environment that it has mapped then. (The program ldd would start a process for each.)"""
     done = subprocess.run(
         [sys.executable, "-c", LOAD],
         input="\n".join(map(str, objects)),

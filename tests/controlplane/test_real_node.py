@@ -157,12 +157,12 @@ OWNER = """
 import sys
 from controlplane.cluster import Cluster
 from tests.support.real_pods import container, pod
+from tests.support.scheduler_stage import until
 cluster = Cluster.start()
 node = cluster.real_node()
-cluster.api.request("POST", "/api/v1/namespaces/default/pods", pod("left", container("main"), **{
-    "nodeName": node.name, **node.pin}))
-while "Running" not in cluster.kubectl("get", "pods"):
-    pass
+pods = "/api/v1/namespaces/default/pods"
+cluster.api.request("POST", pods, pod("left", container("main"), nodeName=node.name, **node.pin))
+until(lambda: cluster.api.request("GET", f"{pods}/left")["status"]["phase"] == "Running", "it runs")
 print(node.guard.mark, node.folder, flush=True)
 sys.stdin.read()
 """
@@ -245,3 +245,18 @@ def test_machine_without_a_needed_program_is_told(
             (tmp_path / name).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine.obstacle() == f"not on PATH: {program}"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("settings", "outcome"), [({}, "1 skipped"), ({"CI": "true"}, "1 error")])
+def test_tests_are_skipped_with_the_reason_but_not_in_ci(
+    settings: dict[str, str], outcome: str, tmp_path: Path
+) -> None:
+    words = ["-q", "-p", "no:cacheprovider", __file__, "-k", test_kubelet_offers_its_sockets.__name__]
+    here = {name: value for name, value in os.environ.items() if not name.startswith(("CI", "PYTEST"))}
+    environment = {**here, "PATH": str(tmp_path), **settings}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert "no real node can run on this machine: " in done.stdout
+    assert outcome in done.stdout.splitlines()[-1]

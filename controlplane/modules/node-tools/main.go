@@ -88,15 +88,19 @@ func shell(words []string) error {
 	return runner.Run(context.Background(), program)
 }
 
-// sleep waits for a number of seconds, or for ever: `sleep infinity`.
+// sleep waits for a number of seconds, for a time with a unit (90s, 2m), or forever: `sleep infinity`.
 func sleep(words []string) error {
 	if len(words) != 1 {
-		return errors.New("one time is needed, in seconds")
+		return errors.New("one time is needed")
 	}
 	if words[0] == "infinity" {
 		return run("pause", nil)
 	}
-	duration, err := time.ParseDuration(strings.TrimSuffix(words[0], "s") + "s")
+	wanted := words[0]
+	if strings.Trim(wanted, "0123456789.") == "" {
+		wanted += "s"
+	}
+	duration, err := time.ParseDuration(wanted)
 	time.Sleep(duration)
 	return err
 }
