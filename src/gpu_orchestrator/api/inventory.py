@@ -138,6 +138,6 @@ def used_by(report: GpuNodeStatus | None) -> dict[str, tuple[int, ...]]:
 
 def unhealthy(report: GpuNodeStatus | None) -> dict[int, str]:
     """Return the devices that the agent has found unhealthy, with the reasons. Those whose health it does
-    not know are given to no new pod, but are no reason to end one."""
+    not know are given to no new pod; they do not end one."""
     devices = whole_devices(report) if report else ()
     return {each.id: each.unhealthy_reason for each in devices if each.health == "Unhealthy"}

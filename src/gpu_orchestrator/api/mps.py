@@ -1,7 +1,7 @@
 """NVIDIA's MPS: one daemon, its folder, and the variables and limits that its clients are given. Pure.
 
-Imports little, because every worker loads it through `adapters/mps`. Who needs which daemon in a Kubernetes
-cluster is in `api/sharing`.
+Imports little, because every worker loads it through `adapters/mps`. `api/sharing` says which daemons a
+Kubernetes node needs.
 """
 
 import hashlib

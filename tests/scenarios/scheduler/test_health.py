@@ -96,6 +96,7 @@ def test_shared_pod_is_bound_when_its_mps_daemon_listens(stage: Stage) -> None:
     (node,) = stage.gpu_nodes(1, prefix=f"{stage.namespace}-mps", gpus=1)
     found = devices(1)
     stage.report(node, found, mps={})
+    stage.report(plain, devices(1))
     stage.scheduler(leaderElect=False, sweepSeconds=1)
     stage.create(claim("part", exclusivity="Shared", memoryMiB=1024, share=100))
     prepared = pod("prepared", claim_template="part", annotations={"gpu.scheduling/sharing": "mps"})

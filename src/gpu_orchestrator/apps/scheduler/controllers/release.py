@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import structlog
 
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.errors import NotFound
+from gpu_orchestrator.adapters.kube.errors import Permanent
 from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.api import inventory, names, translate
@@ -145,6 +145,6 @@ async def has_stopped(client: Client, ended: EndedPod) -> bool:
         return False
     try:
         pod = await client.get(PODS, name, namespace)
-    except NotFound:
+    except Permanent:  # gone, or not ours to read: then it waits as one that is gone
         return False
     return pod.metadata.uid == ended.uid and pod.status.phase in translate.TERMINAL
