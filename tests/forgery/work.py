@@ -74,7 +74,7 @@ def refused(play: Play) -> list[str]:
     """Return the requests of our ServiceAccounts that the audit log shows as refused."""
     return [
         f"{each.user} {each.verb} {each.resource} {each.namespace}/{each.name}: {each.code}"
-        for each in play.cluster.audit.entries()
+        for each in play.cluster.audit.entries("system:serviceaccount:")
         if each.user in (kinds.SCHEDULER, kinds.OPERATOR) and each.code in (401, 403, 422)
     ]
 

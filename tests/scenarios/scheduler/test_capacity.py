@@ -71,7 +71,7 @@ def test_restart_and_takeover_write_no_number_again(bare_stage: Stage) -> None:
     }
 
     def written() -> list[str]:
-        entries = [each for each in bare_stage.cluster.audit.entries() if each.user == user]
+        entries = [each for each in bare_stage.cluster.audit.entries(user) if each.user == user]
         return [each.name for each in entries if (each.verb, each.resource) == ("patch", "nodes/status")]
 
     def add_node(number: int) -> None:

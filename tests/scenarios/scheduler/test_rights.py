@@ -43,7 +43,7 @@ def granted() -> set[Right]:
 
 def used(cluster: Cluster) -> tuple[set[Right], list[str]]:
     """Return the rights that the ServiceAccount used, and the requests that were refused."""
-    entries = [entry for entry in cluster.audit.entries() if entry.user == USER]
+    entries = [entry for entry in cluster.audit.entries(USER) if entry.user == USER]
     refused = [f"{e.verb} {e.resource} {e.namespace}/{e.name}" for e in entries if e.code == 403]
     return {(entry.verb, entry.resource) for entry in entries}, refused
 
