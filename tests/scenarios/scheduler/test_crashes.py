@@ -147,7 +147,7 @@ def kill_at(
 
 def test_kill_at_random_moments_leaks_nothing(bare_stage: Stage, scale: Scale) -> None:
     """Bind a thousand pods while the scheduler is killed again and again."""
-    count, kills = scale(test=300, accept=1000), scale(test=3, accept=50)
+    count, kills = scale(test=120, accept=1000), scale(test=3, accept=50)
     bare_stage.gpu_nodes(count // 8 + 1, gpus=8)
     bare_stage.create(claim("template"), claim("shared", exclusivity="Shared", share=500))
     scheduler = bare_stage.scheduler(**LEADING)
