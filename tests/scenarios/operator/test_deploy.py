@@ -36,6 +36,7 @@ def script(
     environment = {
         "PATH": path or f"{tools}:/usr/bin:/bin",
         "HOME": str(cluster.folder if cluster else "/nowhere"),
+        "GOGC": os.environ["GOGC"],
     }
     if cluster:
         environment["KUBECONFIG"] = str(kubeconfig or cluster.kubeconfig)
