@@ -12,7 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from tests.support.paths import ROOT
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, pause_s
 from tests.support.scripted_server import TOKEN
 
 MARK = "GPU_ORCHESTRATOR_TEST_MARK"
@@ -113,15 +113,20 @@ def _started(pid: int) -> tuple[int, int]:
 def grown_to(worker: Worker, count: int) -> None:
     """Wait until this worker has `count` processes: one that has just started does not show its mark yet."""
     end = time.monotonic() + PATIENCE_S
-    while len(below := worker.below()) < count:
-        assert time.monotonic() < end, f"never {count} processes: {below}"
-        time.sleep(0.01)
+    while True:
+        looked_at = time.monotonic()
+        if len(below := worker.below()) >= count:
+            return
+        assert looked_at < end, f"never {count} processes: {below}"
+        time.sleep(pause_s(time.monotonic() - looked_at, 0.01))
 
 
 def gone_within(worker: Worker, seconds: float) -> float:
     """Wait until no process below this worker is left, and return how long it took."""
     start = time.monotonic()
-    while worker.below():
-        assert time.monotonic() - start < seconds, f"still there after {seconds} s: {worker.below()}"
-        time.sleep(0.01)
-    return time.monotonic() - start
+    while True:
+        looked_at = time.monotonic()
+        if not (below := worker.below()):
+            return time.monotonic() - start
+        assert looked_at - start < seconds, f"still there after {seconds} s: {below}"
+        time.sleep(pause_s(time.monotonic() - looked_at, 0.01))

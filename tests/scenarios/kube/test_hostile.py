@@ -119,12 +119,12 @@ def test_hostile_writes_end_nobody_and_hold_up_nobody(
     scheduler = stage.scheduler(
         kubeconfig=scheduler_account, leaderElect=False, releaseSeconds=1, sweepSeconds=1
     )
-    accepted, wanted = Counter[str](), scale(test=200, accept=20_000)
+    accepted, wanted = Counter[str](), scale(test=110, accept=20_000)
     with History(site.cluster, site.namespace) as history:
         with Operator(account, "--no-leader-elect", log=tmp_path / "operator.log") as operator:
             while accepted.total() < wanted:
                 crowd.come()
-                accepted += write(site.cluster, [next(hostile) for _ in range(scale(test=350, accept=600))])
+                accepted += write(site.cluster, [next(hostile) for _ in range(scale(test=200, accept=600))])
                 crowd.served(within_s=PATIENCE_S)
                 assert scheduler.is_running, stage.last_words()
                 assert operator.process is not None
