@@ -96,7 +96,8 @@ class FrameLink:
 
     def put(self, message: session.Message) -> None:
         """Queue a message."""
-        size = weight(message)
+        size_of = _SIZES.get(type(message))
+        size = USUAL + size_of(message) if size_of else USUAL
         if size > WHOLE or (self._behind and _attempt(message) in self._behind):
             self._put_large(message)
         else:
@@ -108,6 +109,9 @@ class FrameLink:
         if self._to_acknowledge:
             self._to_acknowledge -= 1
             return ARRIVED
+        if not (self._small or self._cut or self._large):
+            self._was_small = False
+            return None
         while self._small and not (self._was_small and self._may_send_large()):
             if (frame := self._small_frame()) is not None:
                 self._was_small = True

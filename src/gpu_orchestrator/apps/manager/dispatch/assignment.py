@@ -71,6 +71,7 @@ class Assigner:
         if isinstance(answer, NotAssigned) or known is None:
             if isinstance(answer, NotAssigned) and answer.moved is Moved.TASK:
                 yield RequestRemoved(key)
+            self.tasks.set_waits(key, True)
             yield PlaceFailed(key)
             return
         known.attempt += 1

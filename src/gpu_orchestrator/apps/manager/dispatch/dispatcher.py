@@ -313,9 +313,6 @@ class Dispatcher:
 
     def _decide(self) -> None:
         pending, self._events = self._events, []
-        for event in pending:
-            if isinstance(event, events.PlaceFailed):
-                self.tasks.set_waits(event.key, True)
         for action in self.engine.handle_all(pending, self.deps.now()):
             if isinstance(action, events.Place):
                 self.tasks.set_waits(action.request.key, False)
@@ -425,7 +422,9 @@ class Dispatcher:
         if len(plans) < len(places):
             planned = {each.place.request.key for each in plans}
             gone = [each.request.key for each in places if each.request.key not in planned]
-            self._events.extend(map(events.PlaceFailed, gone))
+            for key in gone:
+                self.tasks.set_waits(key, True)
+                self._handle(events.PlaceFailed(key))
         return plans
 
 

@@ -1,12 +1,10 @@
 """The leader's table of tasks that are not final, with counters of those that wait and those that run."""
 
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.fleet.past_attempts import Death
-
-Name = TypeVar("Name", int, str)
 
 
 @dataclass(slots=True)
@@ -25,25 +23,9 @@ class TrackedTask:
 class QueueDepth:
     """Waiting tasks by priority, and waiting and running tasks by owner."""
 
-    waiting: dict[int, int] = field(default_factory=dict)
-    waiting_of: dict[str, int] = field(default_factory=dict)
-    running_of: dict[str, int] = field(default_factory=dict)
-
-    def add(self, known: TrackedTask, by: int) -> None:
-        owner = known.spec.tenant
-        if known.waits:
-            _add(self.waiting, known.spec.priority, by)
-            _add(self.waiting_of, owner, by)
-        else:
-            _add(self.running_of, owner, by)
-
-
-def _add(counts: dict[Name, int], name: Name, by: int) -> None:
-    """Forget a count that is 0, or owners who have left would stay forever."""
-    if count := counts.get(name, 0) + by:
-        counts[name] = count
-    else:
-        counts.pop(name, None)
+    waiting: Counter[int] = field(default_factory=Counter)
+    waiting_of: Counter[str] = field(default_factory=Counter)
+    running_of: Counter[str] = field(default_factory=Counter)
 
 
 class TaskTable(dict[str, TrackedTask]):
@@ -51,23 +33,41 @@ class TaskTable(dict[str, TrackedTask]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.depth = QueueDepth()
+        self._counts: dict[tuple[str, int, bool], int] = {}
+
+    @property
+    def depth(self) -> QueueDepth:
+        found = QueueDepth()
+        for (owner, priority, waits), count in self._counts.items():
+            (found.waiting_of if waits else found.running_of)[owner] += count
+            if waits:
+                found.waiting[priority] += count
+        return found
 
     def __setitem__(self, name: str, known: TrackedTask) -> None:
         if name in self:
             self.discard(name)
         super().__setitem__(name, known)
-        self.depth.add(known, 1)
+        self._count(known, 1)
 
     def discard(self, name: str) -> None:
         """Forget a task, if it is here."""
         if (known := self.pop(name, None)) is not None:
-            self.depth.add(known, -1)
+            self._count(known, -1)
 
     def set_waits(self, name: str, waits: bool) -> None:
         """Note that a task was placed, or that it waits again."""
         known = self.get(name)
         if known is not None and known.waits != waits:
-            self.depth.add(known, -1)
+            self._count(known, -1)
             known.waits = waits
-            self.depth.add(known, 1)
+            self._count(known, 1)
+
+    def _count(self, known: TrackedTask, by: int) -> None:
+        """Forget a count that is 0, or owners who have left would stay forever."""
+        spec = known.spec
+        key = spec.tenant, spec.priority, known.waits
+        if count := self._counts.get(key, 0) + by:
+            self._counts[key] = count
+        else:
+            del self._counts[key]

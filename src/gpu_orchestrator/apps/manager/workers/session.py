@@ -75,7 +75,7 @@ class Session:
     def send(self, message: session.Message) -> None:
         if isinstance(message, session.Assign):
             self.assigned_at[message.task, message.attempt] = monotonic()
-            if pieces.weight(message) > pieces.LARGEST:
+            if len(message.parameters) > pieces.LARGEST - pieces.USUAL:
                 return self._fail_too_large(message)
         self._link.put(message)
         if not isinstance(message, session.Ack):
