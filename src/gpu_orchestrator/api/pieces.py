@@ -131,8 +131,9 @@ class FrameLink:
         return bool(self._to_acknowledge or self._cut or self._large)
 
     def receive(self, frame: bytes | str, now: float) -> bytes | str | None:
-        """Return the frame of messages that is complete now, or None. If `has_news` then, call `next`. Raise
-        `msgspec.MsgspecError` if the other side sends too much."""
+        """Return the frame of messages that is complete now, or None. If that is another one than was
+        received, and `has_news`, call `next`. Raise `msgspec.MsgspecError` if the other side sends too
+        much."""
         kind = frame[:1] if isinstance(frame, bytes) else b""
         if kind == ARRIVED:
             self._window.arrived(now)

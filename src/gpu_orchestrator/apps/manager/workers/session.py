@@ -149,8 +149,9 @@ class Session:
         the web framework that opened the connection."""
         await self.resume()
         while True:
-            frame = self._link.receive(await self.transport.receive(), monotonic())
-            if self._link.has_news:
+            received = await self.transport.receive()
+            frame = self._link.receive(received, monotonic())
+            if frame is not received and self._link.has_news:
                 self._wake.set()
             for message in session.read_by_server(frame) if frame is not None else ():
                 self._handle(message, group)
