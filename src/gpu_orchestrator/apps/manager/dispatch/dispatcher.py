@@ -250,9 +250,8 @@ class Dispatcher:
         # others for the time that it was not there.
         since_ms = item.created_ms if item.attempt else max(item.created_ms, item.after_ms)
         self.tasks[item.id] = TrackedTask(spec, item.attempt, since_ms / 1000, deaths_of(item.deaths))
-        after_s = item.after_ms / 1000
-        if after_s > self.deps.now():
-            heappush(self._delayed, (after_s, item.id, item.attempt))
+        if item.after_ms and item.after_ms / 1000 > self.deps.now():
+            heappush(self._delayed, (item.after_ms / 1000, item.id, item.attempt))
         else:
             self._enqueue(item.id)
 
