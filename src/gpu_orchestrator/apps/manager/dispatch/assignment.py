@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from logging import DEBUG
+from typing import NamedTuple
 
 import structlog
 
@@ -23,8 +24,7 @@ log = structlog.get_logger()
 Deliver = Callable[[WorkerState, session.Assign], None]
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedAssignment:
+class PlannedAssignment(NamedTuple):
     """A placement, and the worker as it was at that time: it may leave before the store answers."""
 
     place: Place
