@@ -88,8 +88,10 @@ class Connection(asyncio.Protocol):
                 reply.set_exception(why)
 
     def data_received(self, data: bytes) -> None:
-        if not self._buffer and (reply := _only_bulk(data)) is not None:
-            self._replied(reply)
+        if not self._buffer and (value := _only_bulk(data)) is not None:
+            reply, _ = self._pending.popleft()
+            if not reply.done():  # else the caller has given up
+                reply.set_result(value)
             return
         self._buffer += data
         at = 0

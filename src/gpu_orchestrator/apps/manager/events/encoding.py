@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gpu_orchestrator.adapters.store.events import Entry, Id, id_of
+from gpu_orchestrator.api import websocket
 from gpu_orchestrator.apps.manager import schema, views
-from gpu_orchestrator.apps.manager.http import socket_frames
 
 RESET = "reset"
 _encode = msgspec.json.Encoder().encode
@@ -35,7 +35,7 @@ class EncodedEvent:
     @property
     def socket_frame(self) -> bytes:
         """Return the event as a WebSocket frame."""
-        return socket_frames.encoded(socket_frames.TEXT, self.json)
+        return websocket.encoded(websocket.TEXT, self.json)
 
     def is_seen_by(self, sees: str) -> bool:
         """Return True for events of this owner's tasks, or of any task if it is empty, and of the cluster."""

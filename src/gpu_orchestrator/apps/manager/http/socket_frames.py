@@ -15,19 +15,6 @@ from typing import Any
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-TEXT, BINARY = 0x81, 0x82
-"""The first byte of a frame that is a whole message (RFC 6455)."""
-
-
-def encoded(kind: int, message: bytes) -> bytes:
-    """Return a message as a frame of a server, which does not mask its frames."""
-    size = len(message)
-    if size < 126:
-        return bytes((kind, size)) + message
-    if size < 1 << 16:
-        return bytes((kind, 126)) + size.to_bytes(2, "big") + message
-    return bytes((kind, 127)) + size.to_bytes(8, "big") + message
-
 
 class Inbox:
     """What uvicorn needs of an `asyncio.Queue`, for one reader: a message costs a third of the calls."""

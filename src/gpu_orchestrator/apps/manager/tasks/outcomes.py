@@ -174,7 +174,7 @@ class Outcomes:
         Return the history that they are part of, and the results."""
         while True:
             try:
-                history = await self._store.database.begin()
+                history = await self._store.database.begin() if self._store.database.strict else ""
                 return history, await self._store.tasks.finish(outcomes)
             except Unreachable:
                 await asyncio.sleep(STORE_PAUSE_S)

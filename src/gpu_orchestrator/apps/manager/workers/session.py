@@ -189,6 +189,8 @@ class Session:
 
     def _handle(self, message: session.ToServer, group: asyncio.TaskGroup) -> None:
         match message:
+            case session.Done():  # the most frequent by far
+                self._ended(message)
             case session.Renew(number=number):
                 group.create_task(self._renew(number))
             case session.Report():
@@ -205,10 +207,14 @@ class Session:
             case session.Hello():
                 log.warning("a worker said hello twice", worker=self.name)
             case _:
-                began = self.assigned_at.get((message.task, message.attempt))
-                self._cancelled.discard((message.task, message.attempt))
-                seconds = monotonic() - began if began else 0.0
-                self.outcomes.record(self.identity, message, seconds, partial(self._recorded, message))
+                self._ended(message)
+
+    def _ended(self, message: session.Outcome) -> None:
+        key = message.task, message.attempt
+        began = self.assigned_at.get(key)
+        self._cancelled.discard(key)
+        seconds = monotonic() - began if began else 0.0
+        self.outcomes.record(self.identity, message, seconds, partial(self._recorded, message))
 
     def _recorded(self, message: session.Outcome, result: FinishResult | None) -> None:
         # Not earlier: a renewal would send the task again.

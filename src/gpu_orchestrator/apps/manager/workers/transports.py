@@ -12,10 +12,9 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gpu_orchestrator.adapters.background import wait_until_set
-from gpu_orchestrator.api import session
+from gpu_orchestrator.api import session, websocket
 from gpu_orchestrator.apps.manager import errors
 from gpu_orchestrator.apps.manager.access.keys import Key
-from gpu_orchestrator.apps.manager.http import socket_frames
 
 WELCOME_S = 10.0
 ANSWER_BYTES = 4 << 20
@@ -59,7 +58,7 @@ class WebSocketTransport:
 
     async def send(self, frame: bytes) -> None:
         try:
-            frames = socket_frames.encoded(socket_frames.BINARY, frame)
+            frames = websocket.encoded(websocket.BINARY, frame)
             await self._websocket.send({"type": "websocket.send", "frames": frames})
         except (WebSocketDisconnect, RuntimeError) as error:
             raise Disconnected from error
