@@ -110,7 +110,9 @@ class Connection:
         frame = self._link.receive(data, self.heard_at)
         if frame is not data and self._link.has_news:
             self._wake.set()
-        for each in session.read_by_worker(frame) if frame is not None else ():
+        if frame is None:
+            return
+        for each in session.read_by_worker(frame):
             if isinstance(each, session.Welcome):
                 self._link.pieces = each.pieces
             self._receive(each)
