@@ -10,7 +10,7 @@ import yaml
 from controlplane.cluster import Cluster
 from tests.support.operator_process import SYSTEM, Operator, eventually
 from tests.support.paths import ROOT
-from tests.support.scheduler_stage import Stage, pod, until
+from tests.support.scheduler_stage import REFUSE, Stage, pod, until
 
 Json = dict[str, Any]
 CONTROLLERS = ("gpu-orchestrator-controller-manager", "gpu-scheduler", "gpu-scheduler-webhook")
@@ -72,7 +72,7 @@ def test_second_scheduler_leads_beside_the_first(operator_cluster: Cluster, tmp_
     account = operator_cluster.service_account_kubeconfig(SYSTEM, name)
     with closing(Stage(operator_cluster, "default", tmp_path, scheduler_name=name)) as stage:
         stage.gpu_nodes(1, gpus=1, prefix="canary")
-        stage.scheduler(kubeconfig=account, releaseSeconds=0)
+        stage.scheduler(kubeconfig=account, releaseSeconds=0, **REFUSE)
         stage.create(pod("canary", gpus=1))
         assert stage.wait_bound("canary") == {"canary": "canary-0:0"}
         assert "gpu-canary-0-0" in stage.leases()

@@ -51,6 +51,7 @@ def test_samples_run_and_succeed(site: Site, operator: Operator, figure: Callabl
 
 def test_kubectl_shows_columns_and_events(site: Site) -> None:
     site.nodes(1)
+    site.allow_high_priority()
     site.create("bert", modelName="google/BERT-large", gpus=2, priority="high")
     site.until("bert", "Succeeded")
     table = site.cluster.kubectl("get", "gpuw", "-n", site.namespace).splitlines()
@@ -177,6 +178,7 @@ def test_changed_time_limit_reaches_the_running_job(site: Site) -> None:
     site.nodes(1)
     site.create("slow", run_for="1h")
     site.until("slow", "Running")
+    site.allow_high_priority()
     site.patch("slow", {"maxRuntimeSeconds": 1, "priority": "high"})
     assert "priority" in site.event("slow", "SpecChanged")
     assert "longer than maxRuntimeSeconds (1)" in site.until("slow", "Failed")["message"]

@@ -133,6 +133,7 @@ def held(stage: Stage) -> int:
     return sum(shares) + 1000 * sum(len(holders(lease)) for lease in exclusive)
 
 
+@pytest.mark.open  # the policies would refuse the bare pod
 def test_pod_that_requests_too_little_waits_or_is_warned_of(stage: Stage) -> None:
     stage.gpu_nodes(1, gpus=4)
     short = "requests 1000 gpu.scheduling/milligpu, and GpuClaim two counts for 2000: create the pod again"
