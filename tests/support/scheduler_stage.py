@@ -18,7 +18,7 @@ from controlplane.api import ApiError, Json
 from controlplane.cluster import Cluster, free_port
 from controlplane.process import Process
 from gpu_orchestrator.api import admission, capacity, crds, names
-from gpu_orchestrator.api.devices import DeviceWish
+from gpu_orchestrator.api.devices import Devices
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.tracebacks import tracebacks
@@ -168,7 +168,7 @@ class Stage:
                 return admission.filled(body, 1000 * count)
             case admission.NamedClaim(name):
                 found = claims.get(name) or self.claim(name)
-                wish = msgspec.convert(found["spec"]["devices"], DeviceWish)
+                wish = msgspec.convert(found["spec"]["devices"], Devices)
                 return admission.filled(body, capacity.milligpu(wish, wish.count))
             case _:
                 return body

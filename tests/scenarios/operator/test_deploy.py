@@ -263,8 +263,8 @@ def test_update_of_an_older_installation_and_removal_of_the_scheduler(
 def leave_a_workload_of_high_priority(cluster: Cluster) -> None:
     """Leave what an installation without policies had let in."""
     cluster.kubectl("label", "namespace", "default", ALLOWED)
-    body = {**WORKLOAD, "metadata": {"name": "high"}, "spec": {"modelName": "m", "gpuCount": 1}}
-    body["spec"] |= {"priority": "high"}
+    spec = {"modelName": "m", "gpuCount": 1, "priority": "high"}
+    body = {**WORKLOAD, "metadata": {"name": "high"}, "spec": spec}
     cluster.api.request("POST", WORKLOADS.format("default"), body)
     cluster.kubectl("label", "namespace", "default", "gpu.scheduling/allow-high-priority-")
 

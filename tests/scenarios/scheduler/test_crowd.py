@@ -19,7 +19,6 @@ pytestmark = pytest.mark.open  # what keeps the tenant from others here is the s
 
 TENANT, TEAM = "tenant", "team"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
-LEAVE = {"sweepSeconds": 30, "releaseSeconds": 0}
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def test_pending_pods_of_one_tenant_hold_up_nobody(
 ) -> None:
     count, turns = scale(test=600, accept=100_000), scale(test=5, accept=30)
     bare_stage.gpu_nodes(scale(test=4, accept=50), gpus=8)
-    scheduler = bare_stage.scheduler(maxWaitingShapes=scale(test=100, accept=1000), **LEAVE)
+    scheduler = bare_stage.scheduler(maxWaitingShapes=scale(test=100, accept=1000), releaseSeconds=0)
     before = [bind_one(bare_stage, f"before-{number}") for number in range(turns)]
     began = time.monotonic()
     create = partial(tenant.request, "POST", f"/api/v1/namespaces/{TEAM}/pods")
