@@ -1,6 +1,7 @@
 """The shipped role grants exactly what the webhook uses, as the audit log shows."""
 
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -55,7 +56,7 @@ def test_role_grants_exactly_the_rights_that_are_used(
 
 def reads_a_claim(site: CertificateSite, proxy: Proxy) -> bool:
     """Create a claim and at once a pod that names it; return whether the claim was read by name."""
-    name = f"claim-{len(proxy.requests)}"
+    name = f"claim-{uuid4().hex[:6]}"
     site.request("POST", CLAIMS.format(site.namespace), claim(name))
     path = f"/api/v1/namespaces/{site.namespace}/pods?dryRun=All"
     site.request("POST", path, pod("asks", claim=name))
