@@ -59,10 +59,15 @@ def documents(folder: Path) -> Iterator[Json]:
 
 
 def limited(made: Json, where: Json) -> Json:
-    """Return the object; if it puts a policy into force, then only in the namespaces `where` selects."""
-    if made["kind"] != "ValidatingAdmissionPolicyBinding":
-        return made
-    return {**made, "spec": {**made["spec"], "matchResources": {"namespaceSelector": where}}}
+    """Return the object; if it puts policies or webhooks into force, then only in the namespaces `where`
+    selects."""
+    if made["kind"] == "ValidatingAdmissionPolicyBinding":
+        return {**made, "spec": {**made["spec"], "matchResources": {"namespaceSelector": where}}}
+    limits = deepcopy(made)
+    for each in limits.get("webhooks", ()):
+        shipped = each.setdefault("namespaceSelector", {}).get("matchExpressions", [])
+        each["namespaceSelector"]["matchExpressions"] = [*shipped, *where.get("matchExpressions", ())]
+    return limits
 
 
 def create(cluster: Cluster, body: Json) -> None:
@@ -166,15 +171,32 @@ def webhook(cluster: Cluster, folder: Path) -> Iterator[SelfMadeWebhook]:
         yield made
 
 
+def open_up(cluster: Cluster, namespace: str) -> None:
+    """Let everything into a namespace of a cluster that is closed `ALL_BUT_OPEN`, and wait until it is so."""
+    label(cluster, namespace, OPEN)
+    eventually(lambda: is_let_in(cluster, namespace), f"{namespace} is open")
+
+
+def is_let_in(cluster: Cluster, namespace: str) -> bool:
+    """Tell whether a pod that asks for a GPU is admitted as it is."""
+    made = _asking(cluster, namespace)
+    return bool(made) and names.MILLIGPU not in str(made["spec"])
+
+
 def is_filled_in(cluster: Cluster, namespace: str = "default") -> bool:
     """Tell whether a pod that asks for a GPU is admitted with all that it needs."""
+    made = _asking(cluster, namespace)
+    return bool(made) and names.MILLIGPU in str(made["spec"])
+
+
+def _asking(cluster: Cluster, namespace: str) -> Json:
+    """Return a pod that asks for a GPU as it would be stored; nothing if it is refused."""
     meta = {"name": "asks", "annotations": {names.GPUS: "1"}}
     body = {"metadata": meta, "spec": {"containers": [{"name": "main", "image": "train"}]}}
     try:
-        made = cluster.api.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", body)
+        return cluster.api.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", body)
     except ApiError:
-        return False
-    return names.MILLIGPU in made["spec"]["containers"][0]["resources"].get("requests", {})
+        return {}
 
 
 def label(cluster: Cluster, namespace: str, labels: Json) -> None:

@@ -80,7 +80,7 @@ class Crowd:
 
 @pytest.fixture
 def stage(operator_cluster: Cluster, site: Site, tmp_path: Path) -> Iterator[Stage]:
-    installation.label(operator_cluster, site.namespace, installation.OPEN)  # else the policies refuse most
+    installation.open_up(operator_cluster, site.namespace)  # else the policies refuse most of it
     made = Stage(operator_cluster, site.namespace, tmp_path)
     yield made
     made.close()

@@ -10,6 +10,7 @@ import yaml
 
 from controlplane.api import ApiError
 from gpu_orchestrator.policies.registry import STRATEGIES
+from tests.support import installation
 from tests.support.operator_process import FINAL, WORKLOADS, Operator, Site, eventually
 from tests.support.paths import ROOT
 
@@ -266,6 +267,7 @@ def test_deleted_job_is_created_again(site: Site) -> None:
 
 
 def test_invalid_template_is_reported(site: Site) -> None:
+    installation.open_up(site.cluster, site.namespace)  # else the webhook says it first
     site.nodes(1)
     for name, template, words in (
         ("pinned", {"spec": {"nodeName": "x"}}, "nodeName is 'x'"),
@@ -351,15 +353,3 @@ def test_gang_stays_pending_with_a_message(site: Site) -> None:
     status = site.until("gang", "Pending")
     assert "gangs are not supported yet" in status["message"]
     assert status["retryCount"] == 0
-
-
-def test_advanced_examples_are_accepted(site: Site) -> None:
-    site.cluster.kubectl(
-        "apply",
-        "-n",
-        site.namespace,
-        "--dry-run=server",
-        "-f",
-        str(ROOT / "examples" / "advanced-examples.yaml"),
-    )
-    assert site.request("GET", WORKLOADS.format(site.namespace))["items"] == []
