@@ -112,6 +112,11 @@ class Stage:
     closed: bool = False
 
     @property
+    def kubeconfig(self) -> Path:
+        """Return that of the account, or of an administrator if the stage has none."""
+        return self.account or self.cluster.kubeconfig
+
+    @property
     def leases_path(self) -> str:
         return f"/apis/coordination.k8s.io/v1/namespaces/{self.system}/leases"
 
@@ -123,7 +128,7 @@ class Stage:
         """Start a scheduler process; `settings` are written to its file."""
         number, probes = len(self.running), free_port()
         values = {
-            "kubeconfig": str(kubeconfig or self.account or self.cluster.kubeconfig),
+            "kubeconfig": str(kubeconfig or self.kubeconfig),
             "schedulerName": self.scheduler_name,
             "namespace": self.system,
             "metricsBindAddress": "0",

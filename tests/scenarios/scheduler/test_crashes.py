@@ -46,7 +46,7 @@ WRITES = {
 
 @pytest.fixture
 def proxy(bare_stage: Stage) -> Iterator[Proxy]:
-    with Proxy(bare_stage.cluster.kubeconfig, remember=1000) as made:
+    with Proxy(bare_stage.kubeconfig, remember=1000) as made:
         yield made
 
 

@@ -178,7 +178,7 @@ def children(stage: Stage) -> list[str]:
 
 @pytest.fixture
 def proxy(stage: Stage) -> Iterator[Proxy]:
-    with Proxy(stage.cluster.kubeconfig, remember=100) as made:
+    with Proxy(stage.kubeconfig, remember=100) as made:
         yield made
 
 
