@@ -171,6 +171,9 @@ def late_containers() -> Iterator[Call]:
             "a privileged container",
             is_repaired=False,
         )
+        able = {"env": ours, "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}
+        says = "with one of the capabilities"
+        yield late(f"F7 {pod} with a debugger that has SYS_ADMIN", pod, able, says, is_repaired=False)
         mount = {
             "env": ours,
             "volumeMounts": [{"name": "v", "mountPath": "/var/run/nvidia-container-devices/all"}],
