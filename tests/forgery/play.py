@@ -12,7 +12,7 @@ from controlplane.api import Api, ApiError
 from controlplane.cluster import ADMIN, Cluster
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.admission_policies import capacity, claimed_pods, components, written_by_us
-from tests.forgery import changes, creations, kinds, legitimate, pods
+from tests.forgery import changes, creations, kinds, legitimate, pods, ports
 from tests.forgery.calls import NEIGHBOUR, PODS, SYSTEM, TEAM, TENANT, Call, Json, Outcome, create
 from tests.support.paths import ROOT
 from tests.support.scheduler_stage import until
@@ -64,6 +64,7 @@ class Play:
     cluster: Cluster
     users: dict[str, Api] = field(default_factory=dict)
     outcomes: dict[str, dict[str, Outcome]] = field(default_factory=dict)
+    knocks: list[tuple[ports.Knock, int, str]] = field(default_factory=list)
 
     def prepare(self) -> None:
         """Create the users, the namespaces and the objects that the tables name, before any policy."""
