@@ -179,6 +179,7 @@ def children(stage: Stage) -> set[str]:
     }
 
 
+@pytest.mark.open  # a pod names a claim that is not there
 def test_claim_serves_one_pod_at_a_time(stage: Stage) -> None:
     stage.gpu_nodes(1)
     stage.scheduler(leaderElect=False, releaseSeconds=0)
