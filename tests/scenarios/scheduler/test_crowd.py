@@ -44,9 +44,9 @@ def test_pending_pods_of_one_tenant_hold_up_nobody(
     scale: Scale,
     figure: Callable[[str], None],
 ) -> None:
-    count, turns = scale(test=600, accept=100_000), scale(test=5, accept=30)
+    count, turns = scale(test=300, accept=100_000), scale(test=3, accept=30)
     bare_stage.gpu_nodes(scale(test=4, accept=50), gpus=8)
-    scheduler = bare_stage.scheduler(maxWaitingShapes=scale(test=100, accept=1000), releaseSeconds=0)
+    scheduler = bare_stage.scheduler(maxWaitingShapes=scale(test=50, accept=1000), releaseSeconds=0)
     before = [bind_one(bare_stage, f"before-{number}") for number in range(turns)]
     began = time.monotonic()
     create = partial(tenant.request, "POST", f"/api/v1/namespaces/{TEAM}/pods")
