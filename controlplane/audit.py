@@ -27,6 +27,8 @@ class Entry:
     name: str
     code: int
     took_s: float = 0.0  # from the request's arrival to the end of its response
+    is_forbidden: bool = False  # by its roles; a policy or a namespace that ends refuses with the same code
+    why: str = ""  # the message of a refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ def _entry(line: bytes) -> Entry:
         name=target.get("name", ""),
         code=event.get("responseStatus", {}).get("code", 0),
         took_s=_between(event["requestReceivedTimestamp"], event["stageTimestamp"]),
+        is_forbidden=event.get("annotations", {}).get("authorization.k8s.io/decision") == "forbid",
+        why=event.get("responseStatus", {}).get("message", ""),
     )
 
 

@@ -13,7 +13,7 @@ from tests.forgery.calls import MERGE, PODS, SYSTEM, TEAM
 from tests.forgery.play import Play
 from tests.support.operator_process import Operator
 from tests.support.paths import ROOT
-from tests.support.scheduler_stage import Stage, until
+from tests.support.scheduler_stage import REFUSE, Stage, until
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def shipped(play: Play, namespace: str, folder: Path) -> Iterator[Stage]:
     with ExitStack() as stack:
         stage = Stage(cluster, namespace, folder)
         stack.callback(stage.close)
-        stage.scheduler(kubeconfig=scheduler, requireDeviceEnv="Refuse", releaseSeconds=0)
+        stage.scheduler(kubeconfig=scheduler, releaseSeconds=0, **REFUSE)
         stack.enter_context(Operator(operator, *flags, log=folder / "operator.log"))
         yield stage
 

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
+import msgspec
 import yaml
 
 from controlplane.api import ApiError, Json
 from controlplane.cluster import Cluster, free_port
 from controlplane.process import Process
-from gpu_orchestrator.api import crds, names
+from gpu_orchestrator.api import admission, capacity, crds, names
+from gpu_orchestrator.api.devices import Devices
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S, pause_s
 from tests.support.tracebacks import tracebacks
@@ -30,6 +32,8 @@ CLAIMS = "/apis/gpu.scheduling/v1/namespaces/{}/gpuclaims"
 REPORTS = "/apis/gpu.scheduling/v1/gpunodestatuses"
 WORKLOADS = "/apis/gpu.warp.dev/v1alpha1/gpuworkloads"
 EXAMPLES = ROOT / "examples"
+REFUSE = {"requireDeviceEnv": "Refuse", "requireCapacity": "Refuse"}
+"""As in config/scheduler/settings.yaml."""
 
 
 def pod(name: str, **spec: Any) -> Json:
@@ -109,7 +113,10 @@ def until(condition: Callable[[], T | None], description: str, within_s: float =
 
 @dataclass
 class Stage:
-    """Objects of one namespace, and the schedulers that serve it. `close` stops the schedulers."""
+    """Objects of one namespace, and the schedulers that serve it. `close` stops the schedulers.
+
+    `account` is the kubeconfig of the schedulers. In a `closed` namespace the policies are in force: the
+    scheduler refuses what it ships with, and pods are created with what the webhook would fill in."""
 
     cluster: Cluster
     namespace: str
@@ -119,6 +126,13 @@ class Stage:
     running: list[Process] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
     static: bool = False
+    account: Path | None = None
+    closed: bool = False
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Return that of the account, or of an administrator if the stage has none."""
+        return self.account or self.cluster.kubeconfig
 
     @property
     def leases_path(self) -> str:
@@ -132,11 +146,12 @@ class Stage:
         """Start a scheduler process; `settings` are written to its file."""
         number, probes = len(self.running), free_port()
         values = {
-            "kubeconfig": str(kubeconfig or self.cluster.kubeconfig),
+            "kubeconfig": str(kubeconfig or self.kubeconfig),
             "schedulerName": self.scheduler_name,
             "namespace": self.system,
             "metricsBindAddress": "0",
             "healthProbeBindAddress": f"127.0.0.1:{probes}",
+            **(REFUSE if self.closed else {}),
             **settings,
         }
         file = self.folder / f"scheduler-{number}.yaml"
@@ -164,7 +179,22 @@ class Stage:
                     "stage": self.namespace,
                     **each["spec"].get("nodeSelector", {}),
                 }
+        if self.closed:
+            known = {each["metadata"]["name"]: each for each in objects if each["kind"] == "GpuClaim"}
+            objects = tuple(self._filled(each, known) for each in objects)
         return self.cluster.api.in_parallel(self._create, objects, threads=threads)
+
+    def _filled(self, body: Json, claims: dict[str, Json]) -> Json:
+        """Return a claimed pod as the webhook makes it, anything else as it is."""
+        match admission.asked(body) if body["kind"] == "Pod" else None:
+            case admission.WholeGpus(count):
+                return admission.filled(body, 1000 * count)
+            case admission.NamedClaim(name):
+                found = claims.get(name) or self.claim(name)
+                wish = msgspec.convert(found["spec"]["devices"], Devices)
+                return admission.filled(body, capacity.milligpu(wish, wish.count))
+            case _:
+                return body
 
     def _create(self, body: Json) -> Json:
         path = self.pods_path if body["kind"] == "Pod" else CLAIMS.format(self.namespace)

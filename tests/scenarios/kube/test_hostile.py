@@ -19,6 +19,7 @@ import pytest
 from controlplane.api import ApiError, Json
 from controlplane.cluster import Cluster
 from gpu_orchestrator.api import names
+from tests.support import installation
 from tests.support.hostile_tenant import MERGE, Write
 from tests.support.hostile_writes import Hostile
 from tests.support.object_history import Change, History
@@ -79,6 +80,7 @@ class Crowd:
 
 @pytest.fixture
 def stage(operator_cluster: Cluster, site: Site, tmp_path: Path) -> Iterator[Stage]:
+    installation.open_up(operator_cluster, site.namespace)  # else the policies refuse most of it
     made = Stage(operator_cluster, site.namespace, tmp_path)
     yield made
     made.close()

@@ -48,7 +48,7 @@ GIVING = {("create", "leases"), ("create", "pods/binding"), ("patch", "leases")}
 
 @pytest.fixture
 def proxy(bare_stage: Stage) -> Iterator[Proxy]:
-    with Proxy(bare_stage.cluster.kubeconfig, remember=1000) as made:
+    with Proxy(bare_stage.kubeconfig, remember=1000) as made:
         yield made
 
 

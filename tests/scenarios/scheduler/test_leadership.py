@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
+import pytest
 
 from controlplane.api import Json
 from controlplane.process import Process
@@ -13,6 +14,8 @@ from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
 from tests.support.half_speed import half_speed
 from tests.support.scale import Scale
 from tests.support.scheduler_stage import Stage, pod, until
+
+pytestmark = pytest.mark.open  # the pods that hold devices are made by hand
 
 Figure = Callable[[str], None]
 GPUS = 8

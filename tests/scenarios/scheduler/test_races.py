@@ -1,5 +1,7 @@
 """No device is given twice: a full cluster at full speed, and two schedulers at the same pods."""
 
+import pytest
+
 from tests.support import invariants
 from tests.support.object_history import History
 from tests.support.scale import Scale
@@ -8,6 +10,7 @@ from tests.support.scheduler_stage import Stage, claim, pod, until
 PACKED = {"strategy": "binPack"}
 
 
+@pytest.mark.open  # it measures the scheduler, not the API server
 def test_cluster_is_filled_to_the_last_device(bare_stage: Stage, scale: Scale) -> None:
     """8 nodes of 100 devices (small scale: 25), a pod for each device at once, again and again."""
     turns, each = scale(test=2, accept=20), scale(test=25, accept=100)

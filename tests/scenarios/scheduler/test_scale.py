@@ -5,10 +5,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import pytest
+
 from controlplane.api import Json
 from tests.support.object_history import Change, History
 from tests.support.scale import Scale
 from tests.support.scheduler_stage import Stage, pod, until
+
+pytestmark = pytest.mark.open  # they measure the scheduler, not the API server
 
 Figure = Callable[[str], None]
 
