@@ -5,15 +5,17 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copyfile
 
 import pytest
 
 from tests.support import documents
 from tests.support.command_line import serving
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.real
 HERE = "tests/cli/test_guide.py"
-GUIDES = {"docs/cli.md": 7, "docs/operations.md": 4, "docs/worker.md": 2}
+GUIDES = {"docs/cli.md": 8, "docs/operations.md": 4, "docs/worker.md": 2}
 """The guides, and how many blocks of each are run."""
 
 
@@ -32,9 +34,11 @@ def test_guide_works_as_written(guide: str, terminal: dict[str, str], tmp_path: 
     chosen = documents.run_by(HERE, guide)
     assert len(chosen) == GUIDES[guide]
     (tmp_path / "parameters.json").write_text("{}")
+    copyfile(ROOT / "examples" / "devices.json", tmp_path / "devices.json")
     env = {**terminal, "API_KEY": terminal["KEY"]} if guide == "docs/operations.md" else terminal
     printed = "".join(documents.type_in(chosen, cwd=tmp_path, env=env))
     if guide == "docs/cli.md":
         assert '"hello": "world"' in printed
         assert '"active_workers"' in printed
+        assert "GPU0  X     NV4   SYS   SYS   0       200   0" in printed
         assert "gpu-orchestrator login" in printed, "the receiver of a key learns what to do with it"

@@ -49,6 +49,9 @@ COMMANDS = (
         OPERATE,
         "Run a worker on this machine; list, show, cordon and remove workers.",
     ),
+    Command(
+        "devices", "devices:devices", OPERATE, "Show the GPUs of this machine and how they are connected."
+    ),
     Command("key", "key:app", OPERATE, "Create, list and revoke keys."),
     Command("audit", "audit:audit", OPERATE, "Show who changed what."),
     Command(

@@ -41,6 +41,7 @@ def run(
     allow_command: bool = False,
     sharing: Annotated[str, Parameter(env_var="GPU_SHARING")] = "accounted",
     simulate: str = "",
+    devices_file: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     simulation: Path | None = None,
     drain_s: float = 60.0,
     share_runners: Annotated[bool, Parameter(env_var="GPU_ORCHESTRATOR_SHARE_RUNNERS")] = False,
@@ -87,6 +88,8 @@ def run(
         NVIDIA's driver, by a daemon for each owner.
     simulate
         Simulate GPUs instead of using the machine's: `4`, or `4xL4:24GiB,2xH200:141GiB`.
+    devices_file
+        A JSON file that describes the GPUs to simulate, with MIG instances and NUMA nodes.
     simulation
         The folder in which simulated GPUs are kept.
     drain_s
@@ -149,7 +152,7 @@ def run(
             if settings.sharing == session.MPS:
                 find_program()
             importable.check(settings.options.functions, user)
-            gpus = find(simulate, simulation or _kept(user) / settings.name, user)
+            gpus = find(simulate, simulation or _kept(user) / settings.name, user, devices_file)
             slots = max(len(gpus.devices()), 1) if max_concurrent is None else max_concurrent
             shared = processes or min(slots, os.cpu_count() or 1)
             settings = replace(settings, max_concurrent=slots, processes=shared)

@@ -12,7 +12,6 @@ memory, every process sees it, and the memory of a killed process is free at onc
 import fcntl
 import itertools
 import os
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -20,46 +19,67 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from socket import gethostname
 from typing import Any
-from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 
-from gpu_orchestrator.adapters.gpus.gpu import Device, OutOfMemory, Process, Reading
+from gpu_orchestrator.adapters.gpus import described
+from gpu_orchestrator.adapters.gpus.described import BadDescription as BadDescription
+from gpu_orchestrator.adapters.gpus.described import Described
+from gpu_orchestrator.adapters.gpus.fabric import Fabric
+from gpu_orchestrator.adapters.gpus.gpu import Device, Link, OutOfMemory, Process, Reading
 from gpu_orchestrator.adapters.process_rights import User
 
 FOLDER_VARIABLE = "GPU_ORCHESTRATOR_SIMULATED_GPUS"
 VISIBLE_VARIABLE = "GPU_ORCHESTRATOR_VISIBLE_GPUS"
 
-_DESCRIPTION = re.compile(r"(?P<count>\d+)(x(?P<model>[^:,]+):(?P<size>\d+)(?P<unit>GiB|MiB))?")
 _numbers = itertools.count()
 TROUBLE = "trouble.json"
 NO_MEMORY = {"lock", TROUBLE}
-
-
-class BadDescription(ValueError):
-    pass
+IDLE: dict[str, Any] = {
+    "utilization_percent": 0.0,
+    "temperature_c": 30.0,
+    "power_w": 70.0,
+    "sm_clock_mhz": 345,
+}
+BUSY: dict[str, Any] = {
+    "utilization_percent": 100.0,
+    "temperature_c": 60.0,
+    "power_w": 350.0,
+    "sm_clock_mhz": 1980,
+}
 
 
 class Simulated:
-    """Devices described in one line: `4`, or `4xL4:24GiB,2xH200:141GiB`."""
+    """Devices described in one line: `4`, or `4xL4:24GiB,2xH200:141GiB`; or by `described.from_file`."""
 
-    def __init__(self, folder: Path, description: str, user: User | None = None) -> None:
+    def __init__(self, folder: Path, description: str | Described, user: User | None = None) -> None:
         self._folder = folder.absolute()
-        self._devices = tuple(_describe(self._folder, description))
-        for device in self._devices:
+        if isinstance(description, str):
+            description = described.from_words(description)
+        self._described = described.identified(description, f"{gethostname()}{self._folder}")
+        for device in self.devices():
             (self._folder / device.uuid).mkdir(parents=True, exist_ok=True)
             if user is not None:
                 os.chown(self._folder / device.uuid, user.uid, user.gid)
-        _publish(self._folder, self._devices)
+        _publish(self._folder, self.devices())
 
     def devices(self) -> tuple[Device, ...]:
-        return self._devices
+        return self._described.devices
 
     def readings(self) -> tuple[Reading, ...]:
-        return tuple(_read(self._folder, device) for device in self._devices)
+        return tuple(_read(self._folder, device) for device in self.devices())
+
+    def links(self) -> tuple[Link, ...]:
+        return self._described.links
+
+    def fabric(self) -> Fabric:
+        return self._described.fabric
 
     def environment(self, uuids: Collection[str]) -> dict[str, str]:
         return {FOLDER_VARIABLE: str(self._folder), VISIBLE_VARIABLE: ",".join(uuids)}
+
+    def notes(self) -> tuple[str, ...]:
+        return ()
 
     def close(self) -> None:
         """Keep the folder: it is the hardware."""
@@ -67,7 +87,7 @@ class Simulated:
 
 def count(description: str) -> int:
     """Return how many devices a description names, or raise `BadDescription`. Nothing is written."""
-    return len(list(_describe(Path(), description)))
+    return len(described.from_words(description).devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +111,6 @@ def allocate(folder: Path, uuid: str, mib: int) -> Allocation:
         path = folder / uuid / f"{pid}-{_start_of(pid)}-{next(_numbers)}"
         path.write_text(str(mib))
     return Allocation(path)
-
-
-def _describe(folder: Path, description: str) -> Iterator[Device]:
-    index = itertools.count()
-    for part in description.split(","):
-        match = _DESCRIPTION.fullmatch(part.strip())
-        if match is None or not 0 < int(match["count"]) <= 1024:
-            raise BadDescription(
-                f"'{part}' does not describe GPUs; write a count such as 4, or 4xL4:24GiB,2xH200:141GiB"
-            )
-        size = int(match["size"] or 24) * (1 if match["unit"] == "MiB" else 1024)
-        for _ in range(int(match["count"])):
-            number = next(index)
-            yield Device(
-                index=number,
-                uuid=f"GPU-{uuid5(NAMESPACE_URL, f'{gethostname()}{folder}/{number}')}",
-                vendor="simulated",
-                model=match["model"] or "Simulated",
-                memory_mib=size,
-                driver_version="simulated",
-            )
 
 
 def _publish(folder: Path, devices: tuple[Device, ...]) -> None:
@@ -142,12 +141,14 @@ def _read(folder: Path, device: Device) -> Reading:
         uuid=device.uuid,
         used_mib=used,
         free_mib=max(device.memory_mib - used, 0),
-        utilization_percent=100.0 if held else 0.0,
-        temperature_c=60.0 if held else 30.0,
         processes=tuple(Process(pid, mib) for pid, mib in sorted(held.items()) if mib),
         ecc_errors=0,
+        ecc_corrected=0,
+        memory_utilization_percent=0.0,
+        memory_clock_mhz=2619,
+        pcie_replays=0,
     )
-    return replace(reading, **_trouble(folder / device.uuid / TROUBLE))
+    return replace(reading, **{**(BUSY if held else IDLE), **_trouble(folder / device.uuid / TROUBLE)})
 
 
 def _trouble(path: Path) -> dict[str, Any]:

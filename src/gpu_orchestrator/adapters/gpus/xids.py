@@ -23,27 +23,28 @@ class Xids:
         self.faults: dict[str, int] = {}
 
     def listen(self, uuids: Collection[str]) -> None:
-        """Listen to these devices too. A driver without events is ignored."""
-        try:
-            if self._events is None:
-                self._events = pynvml.nvmlEventSetCreate()
-            for uuid in set(uuids) - self._listening:
-                handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
-                self._listening.add(uuid)
-        except pynvml.NVMLError:
-            return
+        """Listen to these GPUs too. A driver without events, and a GPU that does not answer, are ignored."""
+        if self._events is None:
+            self._events = self._call(pynvml.nvmlEventSetCreate)
+        for uuid in () if self._events is None else set(uuids) - self._listening:
+            self._call(self._register, uuid)
 
-    def marked(self, reading: Reading) -> Reading:
-        """Return the reading, with the fault of its device if there was one."""
+    def _register(self, uuid: str) -> None:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
+        self._listening.add(uuid)
+
+    def marked(self, reading: Reading, board: str) -> Reading:
+        """Return the reading, with the fault of its GPU `board` if there was one."""
         self._receive()
-        xid = self.faults.get(reading.uuid, 0)
+        xid = self.faults.get(board, 0)
         problem = f"the driver reported XID {xid}; reset the device and restart the worker"
         return replace(reading, xid=xid, problem=reading.problem or problem) if xid else reading
 
     def close(self) -> None:
         """Free the event set, which belongs to an open library. Keep the faults received so far."""
         if self._events is not None:
+            self._receive()
             self._call(pynvml.nvmlEventSetFree, self._events)
         self._events = None
         self._listening.clear()

@@ -20,7 +20,12 @@ from gpu_orchestrator.apps.worker import environment
 
 LONGEST_S = 120.0
 RUNNER = "gpu_orchestrator.apps.worker.runners.runner:main"
-NO_DEVICES = {"CUDA_VISIBLE_DEVICES": "", "GPU_ORCHESTRATOR_VISIBLE_GPUS": ""}
+NO_DEVICES = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "ROCR_VISIBLE_DEVICES": "",
+    "HIP_VISIBLE_DEVICES": "",
+    "GPU_ORCHESTRATOR_VISIBLE_GPUS": "",
+}
 log = structlog.get_logger()
 
 
