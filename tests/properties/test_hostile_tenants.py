@@ -24,6 +24,7 @@ from gpu_orchestrator.apps.scheduler.accounting.agent_liveness import AgentLiven
 from gpu_orchestrator.apps.scheduler.binding.binder import Binder
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
 from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases
+from gpu_orchestrator.apps.scheduler.binding.mps_gate import MpsGate
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
@@ -38,7 +39,7 @@ from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
 from tests.support import scheduler_objects
 from tests.support.lease_server import LeaseServer
-from tests.support.scheduler_harness import Shown, volume_binder
+from tests.support.scheduler_harness import Shown, gone, volume_binder
 from tests.support.scheduler_stage import holders
 
 KILLED = "ignore:Exception ignored in. <coroutine object:pytest.PytestUnraisableExceptionWarning"
@@ -164,6 +165,7 @@ class Term:
             self.pod_status,
             device_leases,
             writer,
+            mps_gate=MpsGate(Store()),
             volume_binder=volume_binder(client, stores),
             reserves_claims=False,
             may_write=lambda: True,
@@ -185,10 +187,11 @@ class Term:
             reports,
             AgentLiveness(clock, lambda: datetime.now(UTC)),
             leases_of=self.coordinator.lease_index.of,
-            is_bound=self.coordinator.holdings.__contains__,
+            has_stopped=gone,
             freed=self.coordinator.freed,
             clock=clock,
             wait_s=WAIT_S,
+            agent_s=15.0,
         )
         self.executor.attach(self.coordinator, self.releaser)
         controller = ClaimController(

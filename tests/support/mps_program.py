@@ -1,18 +1,36 @@
-"""A stand-in for `nvidia-cuda-mps-control -f`: it listens where the real one does, and starts a server of
-its own. It limits nothing; that the real one does was tried on a GPU, see
-docs/decisions/0012-shares-that-hold.md.
+"""A stand-in for `nvidia-cuda-mps-control`: with `-f` it listens where the real one does, and starts a server
+of its own; without, it takes commands and answers as the real one does. It limits nothing; that the real one
+does was tried on a GPU, see docs/decisions/0012-shares-that-hold.md and 0014.
 """
 
+import asyncio
 import os
 import select
 import signal
 import sys
 from pathlib import Path
 
+from tests.support.workers import is_alive
+
 PROGRAM = """#!{python}
 import os, subprocess, sys, time
 folder, logs = os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]
-assert sys.argv[1:] == ["-f"], sys.argv
+if sys.argv[1:] != ["-f"]:
+    assert os.path.exists(os.path.join(folder, "control")), "no daemon listens"
+    told = sys.stdin.read()
+    open(os.path.join(folder, "told"), "a").write(told)
+    limits = dict()
+    for verb, *words in map(str.split, told.splitlines()):
+        if verb == "set_default_device_pinned_mem_limit":
+            limits[words[0]] = words[1] if words[1][0].isdigit() else None
+        elif verb == "get_default_device_pinned_mem_limit":
+            if limits.get(words[0]):
+                print(limits[words[0]])
+        elif verb == "set_default_active_thread_percentage":
+            print(float(words[0]))
+        else:
+            print(f'Unknown command "{{verb}}"')
+    sys.exit(0)
 if os.path.exists({refusal!r}):
     open(os.path.join(logs, "control.log"), "w").write("no device can be used\\n")
     sys.exit(1)
@@ -47,3 +65,16 @@ def kill(folder: str) -> None:
     os.kill(pid, signal.SIGKILL)
     select.select([ended], [], [], 30)
     os.close(ended)
+
+
+async def gone(pids: set[int]) -> None:
+    """Return when none of these processes is left."""
+    for _ in range(3000):
+        if not [pid for pid in pids if is_alive(pid)]:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"still running: {pids}")
+
+
+def is_there(folder: str) -> bool:
+    return Path(folder).exists()

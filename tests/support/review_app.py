@@ -26,10 +26,11 @@ class Site:
     metrics: Metrics = field(default_factory=Metrics)
     is_reachable: bool = True
     is_draining: bool = False
+    uses_mps: bool = False
 
     @property
     def reviewer(self) -> Reviewer:
-        return Reviewer(self._find, self._largest_mib)
+        return Reviewer(self._find, self._largest_mib, uses_mps=self.uses_mps)
 
     def app(self) -> Starlette:
         return app.build(self.reviewer, self.metrics, Probes(lambda: "", lambda: self.is_draining))

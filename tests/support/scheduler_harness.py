@@ -19,6 +19,7 @@ from gpu_orchestrator.api.volumes import StorageClass, Volume
 from gpu_orchestrator.api.wire import Object
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, PodEnded
 from gpu_orchestrator.apps.scheduler.binding.volume_binder import VolumeBinder, Written
+from gpu_orchestrator.apps.scheduler.controllers.release import EndedPod
 from gpu_orchestrator.apps.scheduler.cycle import pod_request
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
 from gpu_orchestrator.apps.scheduler.cycle.shared import CoordinatorConfig
@@ -201,6 +202,11 @@ class World:
         name, where = job.pod.metadata.name, job.placement
         ids = ",".join(map(str, where.devices))
         self.pod(pod(name, node=where.node, gpus=len(where.devices), allocated=f"{where.node}:{ids}"))
+
+
+async def gone(ended: EndedPod) -> bool:
+    """Answer for the API server that an ended pod is gone, so that no kubelet can say how it ended."""
+    return False
 
 
 def watch_judgements(monkeypatch: pytest.MonkeyPatch) -> list[str]:

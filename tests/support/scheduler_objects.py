@@ -11,7 +11,7 @@ from gpu_orchestrator.api.kubernetes import Node, Pod, VolumeClaim
 from gpu_orchestrator.api.volumes import StorageClass, Volume
 
 _versions = count(1)
-CLAIM_FIELDS = ("topology", "selector", "gangRef")
+CLAIM_FIELDS = ("topology", "selector", "gangRef", "onUnhealthy")
 
 
 def _meta(name: str, **more: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def pod(name: str, *, node: str = "", phase: str = "Pending", meta: Any = None, 
     words = ("gpus", "claim", "claim_template", "strategy", "allocated")
     given = {word: str(spec.pop(word)) for word in words if word in spec}
     annotations = {f"gpu.scheduling/{word.replace('_', '-')}": value for word, value in given.items()}
-    metadata = _meta(name, annotations=annotations, **(meta or {}))
+    metadata = _meta(name, **{"annotations": annotations, **(meta or {})})
     body = {"schedulerName": "gpu-scheduler", "nodeName": node, **spec}
     return msgspec.convert({"metadata": metadata, "spec": body, "status": {"phase": phase}}, Pod)
 

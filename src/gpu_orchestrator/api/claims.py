@@ -81,6 +81,8 @@ def request(pod: Pod, spec: GpuClaimSpec | None, neighbour: Neighbour | None = N
     `neighbour` is what the rules of other pods see of it."""
     meta = pod.metadata
     shape = translate.shape(pod.spec, annotated_gpus(pod) if spec is None else spec.devices.count)
+    if is_held_by_mps(pod, spec):
+        shape = replace(shape, labels=tuple(sorted({*shape.labels, (names.SHARING, names.MPS)})))
     return Request(
         meta.uid,
         shape if spec is None else _claimed(shape, spec),
@@ -90,6 +92,12 @@ def request(pod: Pod, spec: GpuClaimSpec | None, neighbour: Neighbour | None = N
         allocator="" if spec is None else spec.devices.policy,
         neighbour=neighbour,
     )
+
+
+def is_held_by_mps(pod: Pod, spec: GpuClaimSpec | None) -> bool:
+    """Return True if the pod was prepared as a client of MPS, and shares devices."""
+    is_shared = spec is not None and spec.devices.exclusivity == "Shared"
+    return is_shared and pod.metadata.annotations.get(names.SHARING) == names.MPS
 
 
 def _claimed(shape: Shape, spec: GpuClaimSpec) -> Shape:

@@ -12,16 +12,16 @@ VOID = "void"
 def confined(container: Json) -> Json:
     """Return the container with our device variables and no others of these names. They go first, so that the
     user's own variables can refer to them."""
-    return _with_first(container, [_variable(*each) for each in names.DEVICE_ENV.items()])
+    return with_first(container, [variable(*each) for each in names.DEVICE_ENV.items()])
 
 
 def blinded(container: Json) -> Json:
     """Return the container with NVIDIA_VISIBLE_DEVICES=void, and no other variable of that name: images for
     CUDA say `all`, and such a container would see every GPU of its node."""
-    return _with_first(container, [{"name": names.NVIDIA_DEVICES_ENV, "value": VOID}])
+    return with_first(container, [{"name": names.NVIDIA_DEVICES_ENV, "value": VOID}])
 
 
-def _with_first(container: Json, ours: list[Json]) -> Json:
+def with_first(container: Json, ours: list[Json]) -> Json:
     """Return the container with these variables first, each in place of all others of its name. What is not
     of the shape of a variable stays: the API server refuses it."""
     found = container.get("env")
@@ -52,7 +52,8 @@ def _missing(container: Container) -> list[str]:
     return [name for name, annotation in names.DEVICE_ENV.items() if given.get(name) != _path(annotation)]
 
 
-def _variable(name: str, annotation: str) -> Json:
+def variable(name: str, annotation: str) -> Json:
+    """Return a variable that an annotation of the pod fills."""
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": _path(annotation)}}}
 
 

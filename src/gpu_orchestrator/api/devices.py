@@ -13,6 +13,19 @@ Policy: TypeAlias = Literal["contiguous", "spread", "preferIds", "packed"]
 Exclusivity: TypeAlias = Literal["Exclusive", "Shared", "MIG"]
 Vendor: TypeAlias = Literal["nvidia", "amd", "intel"]
 TopologyMode: TypeAlias = Literal["Required", "Preferred", "Ignore"]
+OnUnhealthy: TypeAlias = Literal["Ignore", "Event", "Evict"]
+OptionalOnUnhealthy: TypeAlias = (
+    Annotated[
+        OnUnhealthy,
+        about(
+            "What happens to a pod when a device of its own becomes unhealthy. Ignore: nothing. Event: the "
+            "pod and the claim say so. Evict: the pod is evicted as well, once, if its disruption budgets "
+            "allow that. "
+            "If left out, the scheduler's setting onUnhealthy decides."
+        ),
+    ]
+    | None
+)
 
 MIG_PROFILE = r"^([1-7]c\.)?[1-7]g\.[1-9][0-9]*gb(\+[a-z][a-z0-9.]*)*$"
 LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"

@@ -8,7 +8,7 @@ from msgspec import field
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.conditions import Conditions
-from gpu_orchestrator.api.devices import Devices, Network, Selector, Storage, Topology
+from gpu_orchestrator.api.devices import Devices, Network, OptionalOnUnhealthy, Selector, Storage, Topology
 from gpu_orchestrator.api.schema import INT32, INT64, Rule, about, number, text, unchanged
 from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire, keep_annotations
 
@@ -26,6 +26,7 @@ class GpuClaimSpec(Wire, frozen=True, gc=False):
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         *map(_immutable, ("devices", "selector", "topology", "network", "storage", "gangRef", "gangSize")),
+        _immutable("onUnhealthy"),
         Rule("!has(self.gangSize) || has(self.gangRef)", "spec.gangSize needs spec.gangRef", ".gangSize"),
     )
 
@@ -34,6 +35,7 @@ class GpuClaimSpec(Wire, frozen=True, gc=False):
     topology: Topology = Topology()
     network: Network = Network()
     storage: Storage = Storage()
+    on_unhealthy: OptionalOnUnhealthy = None
     gang_ref: Annotated[
         str, text("Gang that the claim belongs to: its members start together or not at all.", 1, 253, NAME)
     ] = ""

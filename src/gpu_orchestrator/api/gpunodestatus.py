@@ -89,6 +89,15 @@ class NodeFabric(Wire, frozen=True, gc=False):
     cu_file: Annotated[bool, about("GPUDirect Storage (cuFile) works.")] = False
 
 
+class NodeMps(Wire, frozen=True, gc=False):
+    """Set where the agent keeps MPS daemons, which hold shares of NVIDIA GPUs to what was claimed."""
+
+    folders: Annotated[
+        list[Annotated[str, text("Folder of a daemon.", 1, 64)]],
+        about("Daemons that listen, by their folders.", at_most=4096, list_type="set"),
+    ] = []
+
+
 class GpuNodeStatusSpec(Wire, frozen=True, gc=False):
     """Which node this describes."""
 
@@ -110,6 +119,7 @@ class GpuNodeStatusStatus(Wire, frozen=True, gc=False):
     ] = []
     links: Annotated[list[Link], about("How pairs of devices are connected.", at_most=16_384)] = []
     fabric: NodeFabric = NodeFabric()
+    mps: NodeMps | None = None
     driver: Annotated[str, text("Version of the driver.", 0, 253)] = ""
     observed_at: Annotated[str, moment("When the agent last looked.")] = ""
 

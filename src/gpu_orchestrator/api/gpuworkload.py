@@ -6,7 +6,14 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.conditions import Conditions
-from gpu_orchestrator.api.devices import Network, ReplicaDevices, Selector, Storage, Topology
+from gpu_orchestrator.api.devices import (
+    Network,
+    OptionalOnUnhealthy,
+    ReplicaDevices,
+    Selector,
+    Storage,
+    Topology,
+)
 from gpu_orchestrator.api.podtemplate import PodTemplate
 from gpu_orchestrator.api.schema import INT32, INT64, Rule, about, moment, number, text, unchanged
 from gpu_orchestrator.api.wire import ObjectMeta, Resource, Wire
@@ -59,6 +66,7 @@ class WorkloadClaim(Wire, frozen=True, gc=False):
     topology: Topology = Topology()
     network: Network = Network()
     storage: Storage = Storage()
+    on_unhealthy: OptionalOnUnhealthy = None
 
 
 class GPUWorkloadSpec(Wire, frozen=True, gc=False):

@@ -20,7 +20,8 @@ from gpu_orchestrator.core.node import Node, node
 
 PLUGIN_UNREPORTED = "have pods of a device plugin and no agent that reports which devices they use"
 DUPLICATES = (
-    "have GPUs whose UUIDs another node reports as well: delete the GpuNodeStatus that is out of date"
+    "have GPUs whose UUIDs another node reports as well: cordon the node whose report is wrong, or delete "
+    "its GpuNodeStatus"
 )
 
 
@@ -39,6 +40,7 @@ def node_of(
             known = _unreported(known, seen) if report is None else _reported(known, report, duplicates)
     except (BadQuantity, CoreError) as error:
         known = translate.uncounted_node(seen, str(error))
+    known = _sharing(known, has_mps=report is not None and report.status.mps is not None)
     if nodedevices.mode(seen) == names.PLUGIN_MODE:
         return replace(known, barred=nodedevices.KEPT_FOR_PLUGIN)
     return replace(known, barred=barred) if barred and not known.barred else known
@@ -92,6 +94,15 @@ def _reported(known: Node, report: GpuNodeStatus, duplicates: Collection[int]) -
     )
 
 
+def _sharing(known: Node, *, has_mps: bool) -> Node:
+    """Return the node with the label that pods need whose shares MPS holds, if its agent keeps daemons. The
+    label of the Node itself counts for nothing: it starts no daemon."""
+    if not has_mps and not known.label(names.SHARING):
+        return known
+    others = [each for each in known.labels if each[0] != names.SHARING]
+    return replace(known, labels=tuple(sorted([*others, *([(names.SHARING, names.MPS)] if has_mps else [])])))
+
+
 def _device(seen: NodeDevice, *, usable: bool) -> Device:
     """A GPU that is cut into slices, or that another node has, cannot be given whole."""
     return Device(
@@ -123,3 +134,10 @@ def used_by(report: GpuNodeStatus | None) -> dict[str, tuple[int, ...]]:
         for uid in device.in_use_by:
             used[uid] = (*used.get(uid, ()), device.id)
     return used
+
+
+def unhealthy(report: GpuNodeStatus | None) -> dict[int, str]:
+    """Return the devices that the agent has found unhealthy, with the reasons. Those whose health it does
+    not know are given to no new pod; they do not end one."""
+    devices = whole_devices(report) if report else ()
+    return {each.id: each.unhealthy_reason for each in devices if each.health == "Unhealthy"}

@@ -23,7 +23,13 @@ ASKING_ANNOTATIONS = (CLAIM, CLAIM_TEMPLATE, GPUS)
 ALLOCATED = "gpu.scheduling/allocated"
 VISIBLE_DEVICES = "gpu.scheduling/visible-devices"
 LOCAL_DEVICES = "gpu.scheduling/local-devices"
-ANSWERING_ANNOTATIONS = (ALLOCATED, VISIBLE_DEVICES, LOCAL_DEVICES)
+MPS_FOLDER = "gpu.scheduling/mps-folder"
+ANSWERING_ANNOTATIONS = (ALLOCATED, VISIBLE_DEVICES, LOCAL_DEVICES, MPS_FOLDER)
+
+# Annotation of a pod whose share of a GPU is held by MPS, set by the webhook; and the label that such a pod
+# needs of a node, which only the agent's report gives.
+SHARING = "gpu.scheduling/sharing"
+MPS = "mps"
 
 # Annotations that tell cluster-autoscaler and Karpenter not to end a pod to save its node.
 KEEP_RUNNING = {
@@ -131,6 +137,12 @@ JOB_FAILED = "JobFailed"
 JOB_SUSPENDED = "JobSuspended"
 SPEC_CHANGED = "SpecChanged"
 PREEMPTED = "Preempted"
+
+# Reasons of the scheduler's events about the health of devices that pods have.
+DEVICE_UNHEALTHY = "DeviceUnhealthy"
+DEVICES_RECOVERED = "DevicesRecovered"
+EVICTED = "EvictedFromUnhealthyDevice"
+NOT_EVICTED = "EvictionNotPossible"
 
 
 def is_gpu_resource(name: str) -> bool:

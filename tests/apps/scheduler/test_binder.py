@@ -19,6 +19,7 @@ from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Failed, Outc
 from gpu_orchestrator.apps.scheduler.binding.binder import Binder
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
 from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases, LeaseHold
+from gpu_orchestrator.apps.scheduler.binding.mps_gate import MpsGate
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.core.answer import Placement
@@ -82,6 +83,7 @@ async def perform(server: Server, **more: Any) -> Outcome:
         PodStatusWriter(client, Store()),
         leases_on(server),
         ClaimWriter(client),
+        mps_gate=MpsGate(Store()),
         volume_binder=volume_binder(client, stores_of()),
         reserves_claims=False,
         may_write=lambda: True,

@@ -25,7 +25,7 @@ from gpu_orchestrator.apps.scheduler.controllers.claims import (
 )
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
-from tests.support.scheduler_harness import World
+from tests.support.scheduler_harness import World, gone
 from tests.support.scheduler_objects import claim, node, pod
 from tests.support.scripted_transport import Scripted, refusal
 
@@ -75,10 +75,11 @@ async def controlled(
         Store(),
         agents,
         leases_of=lambda _: [],
-        is_bound=coordinator.holdings.__contains__,
+        has_stopped=gone,
         freed=coordinator.freed,
         clock=clock,
         wait_s=30.0,
+        agent_s=15.0,
     )
     writer = ClaimWriter(Client(server))
     controller = ClaimController(

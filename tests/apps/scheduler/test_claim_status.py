@@ -12,6 +12,7 @@ from gpu_orchestrator.apps.scheduler.binding.claim_status import (
     Given,
     bound,
     due,
+    health,
     released,
     unbound,
 )
@@ -174,3 +175,34 @@ def test_released_claim_says_that_it_has_no_devices() -> None:
 def test_status_and_condition_name_the_generation_they_speak_of() -> None:
     found = released(claim("c", reserved_for="uid-p", generation=3), NOW)
     assert found["observedGeneration"] == found["conditions"][0]["observedGeneration"] == 3
+
+
+@pytest.mark.parametrize(
+    ("unenforced", "wanted"),
+    [("", ("True", "Mps")), ("the pod was not prepared", ("False", "AccountedOnly"))],
+)
+def test_shared_claim_says_whether_something_holds_its_share(unenforced: str, wanted: Any) -> None:
+    given = Given(Placement("uid-p", "a", devices=(0,)), unenforced=unenforced)
+    shared = bound(BOUND, claim("c", exclusivity="Shared", share=500), given, now=NOW)["conditions"]
+    assert [each["type"] for each in shared] == ["Allocated", "ShareEnforced"]
+    assert (shared[1]["status"], shared[1]["reason"]) == wanted
+    assert unenforced in shared[1]["message"]
+    whole = bound(BOUND, claim("c"), given, now=NOW)["conditions"]
+    assert [each["type"] for each in whole] == ["Allocated"]
+
+
+def test_health_is_told_when_it_changes_and_other_conditions_stay() -> None:
+    allocated = {"type": "Allocated", "status": "True", "lastTransitionTime": EARLIER}
+    healthy = claim("c", status={"phase": "Bound", "conditions": [allocated]})
+    assert health(healthy, "", NOW) is None
+    told = health(healthy, "device 1 is unhealthy", NOW)
+    assert told is not None
+    kept, unhealthy = told["conditions"]
+    assert kept == allocated
+    assert (unhealthy["type"], unhealthy["status"]) == ("DevicesHealthy", "False")
+    sick = claim("c", status={"phase": "Bound", "conditions": told["conditions"]})
+    assert health(sick, "device 1 is unhealthy", NOW) is None
+    recovered = health(sick, "", NOW)
+    assert recovered is not None
+    assert recovered["conditions"][1]["status"] == "True"
+    assert health(claim("c", status={"phase": "Released"}), "device 1 is unhealthy", NOW) is None

@@ -20,6 +20,7 @@ from gpu_orchestrator.apps.scheduler.actions import PodEnded
 from gpu_orchestrator.apps.scheduler.binding.binder import Binder
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
 from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases, LeaseHold
+from gpu_orchestrator.apps.scheduler.binding.mps_gate import MpsGate
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.controllers.release import POLL_S, EndedPod, Releaser
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
@@ -27,7 +28,7 @@ from gpu_orchestrator.apps.scheduler.executor import KubeExecutor
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from tests.apps.scheduler.test_coordinator import lease
 from tests.support.lease_server import LeaseServer
-from tests.support.scheduler_harness import Shown, World, stores_of, volume_binder
+from tests.support.scheduler_harness import Shown, World, gone, stores_of, volume_binder
 from tests.support.scheduler_objects import pod, report
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -37,49 +38,123 @@ def heartbeat(renewed: datetime) -> Lease:
     return Lease(ObjectMeta("gpu-agent-a"), LeaseSpec(renew_time=renewed.isoformat()))
 
 
-def releaser(
-    *, used: bool | None, agent_age_s: float | None, clock: float = 100.0, seen: bool = False
-) -> Releaser:
-    """`used`: the report names the pod; None: without a report. `seen`: an earlier report named it."""
+def releaser(*, used: bool | None, agent_age_s: float | None, clock: float = 100.0) -> Releaser:
+    """`used`: the report names the pod; None: without a report."""
     node_statuses: Store[GpuNodeStatus] = Store()
     agents = AgentLiveness(lambda: clock, lambda: NOW)
     if agent_age_s is not None:
         agents.on_lease(None, heartbeat(NOW - timedelta(seconds=agent_age_s)))
-    made = Releaser(
+    if used is not None:
+        node_statuses.put(report("a", {"id": 0, "inUseBy": ["p"] if used else []}))
+    return Releaser(
         None,
         node_statuses,
         agents,
         leases_of=lambda _: [],
-        is_bound=lambda uid: uid == "p",
+        has_stopped=gone,
         freed=lambda _: None,
         clock=lambda: clock,
         wait_s=30.0,
+        agent_s=15.0,
     )
-    for in_use in ([True] if seen else []) + ([] if used is None else [used]):
-        for change in node_statuses.put(report("a", {"id": 0, "inUseBy": ["p"] if in_use else []})):
-            made.on_node_status(*change)
-    return made
 
 
 @pytest.mark.parametrize(
-    ("used", "agent_age_s", "seen", "remaining_s"),
+    ("used", "agent_age_s", "remaining_s"),
     [
-        pytest.param(None, None, False, 20, id="no agent: 30 s after the end"),
-        pytest.param(None, 1, False, 20, id="an agent that reports nothing"),
-        pytest.param(False, 1, True, 0, id="the agent saw it and does not any more"),
-        pytest.param(True, 1, False, POLL_S, id="the agent still sees it"),
-        pytest.param(False, 1, False, 20, id="the agent has never seen it: it may have been too late"),
-        pytest.param(True, 91, False, 20, id="the agent has died"),
-        pytest.param(False, 91, True, 20, id="the agent has died after it saw the end"),
+        pytest.param(None, None, 20, id="no agent: 30 s after the end"),
+        pytest.param(None, 1, 20, id="an agent that reports nothing"),
+        pytest.param(False, 1, 5, id="the agent does not see it: it may not have looked since the end"),
+        pytest.param(True, 1, POLL_S, id="the agent still sees it"),
+        pytest.param(True, 91, 20, id="the agent has died"),
+        pytest.param(False, 91, 20, id="the agent has died after it saw the end"),
     ],
 )
-def test_remaining_s(used: bool | None, agent_age_s: float | None, seen: bool, remaining_s: float) -> None:
-    made = releaser(used=used, agent_age_s=agent_age_s, seen=seen)
-    assert made.remaining_s(EndedPod("p", "a", at=90.0)) == remaining_s
+def test_remaining_s(used: bool | None, agent_age_s: float | None, remaining_s: float) -> None:
+    made = releaser(used=used, agent_age_s=agent_age_s)
+    assert made.remaining_s(EndedPod("p", "a", "default/p", at=90.0)) == remaining_s
+
+
+class Released:
+    """A releaser with a live agent on node a; `freed` has the moment when each pod's devices were free."""
+
+    def __init__(self, *, stopped: bool = False) -> None:
+        self.clock, self.freed = asyncio.get_running_loop().time, dict[str, float]()
+        self.reports, self.asked = Store[GpuNodeStatus](), list[str]()
+        self._agents, self._stopped = AgentLiveness(self.clock, lambda: NOW), stopped
+        self.releaser = Releaser(
+            None,
+            self.reports,
+            self._agents,
+            leases_of=lambda _: [],
+            has_stopped=self._ask,
+            freed=lambda uid: self.freed.update({uid: round(self.clock(), 1)}),
+            clock=self.clock,
+            wait_s=30.0,
+            agent_s=15.0,
+        )
+
+    async def _ask(self, ended: EndedPod) -> bool:
+        self.asked.append(ended.key)
+        return self._stopped
+
+    def report(self, *uids: str) -> None:
+        """Show a report that names these pods, and a sign of life."""
+        self._agents.on_lease(None, heartbeat(NOW))
+        for change in self.reports.put(report("a", {"id": 0, "inUseBy": list(uids)})):
+            self.releaser.on_node_status(*change)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("is_new_leader", [False, True])
+async def test_pod_that_opened_its_gpu_just_before_a_forced_delete_keeps_it(is_new_leader: bool) -> None:
+    """The agent saw an earlier process of the pod, and not yet the one that runs. Only time since the end
+    tells, and a leader that knows nothing of the past must not be quicker."""
+    made = Released()
+    if not is_new_leader:
+        made.report("p")
+    running = asyncio.create_task(made.releaser.run())
+    await asyncio.sleep(1000)  # long after the bind
+    made.report()
+    made.releaser.add("p", "a", "default/p")
+    await asyncio.sleep(10)
+    made.report("p")  # the agent's next look
+    await asyncio.sleep(50)
+    assert made.freed == {}
+    made.report()
+    await asyncio.sleep(1)
+    assert made.freed == {"p": 1060.0}
+    running.cancel()
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("stopped", "freed_at"), [(True, 0.0), (False, 15.0)])
+async def test_kubelets_word_frees_at_once_what_no_process_uses(stopped: bool, freed_at: float) -> None:
+    made = Released(stopped=stopped)
+    made.report()
+    running = asyncio.create_task(made.releaser.run())
+    made.releaser.add("p", "a", "default/p")
+    await asyncio.sleep(60)
+    assert (made.freed, made.asked) == ({"p": freed_at}, ["default/p"])
+    running.cancel()
+
+
+@pytest.mark.looptime
+async def test_process_that_outlives_the_kubelets_word_keeps_its_gpu() -> None:
+    made = Released(stopped=True)
+    made.report("p")
+    running = asyncio.create_task(made.releaser.run())
+    made.releaser.add("p", "a", "default/p")
+    await asyncio.sleep(60)
+    assert made.freed == {}
+    made.report()
+    await asyncio.sleep(1)
+    assert made.freed == {"p": 60.0}
+    running.cancel()
 
 
 def test_pod_that_was_never_bound_is_released_at_once() -> None:
-    assert releaser(used=None, agent_age_s=None).remaining_s(EndedPod("p", "", at=100.0)) == 0
+    assert releaser(used=None, agent_age_s=None).remaining_s(EndedPod("p", "", "default/p", at=100.0)) == 0
 
 
 @pytest.mark.parametrize("renewed", ["", "soon", "2026-01-01T00:00:00", "9" * 5000, "0001-01-01T00:00:00Z"])
@@ -128,13 +203,14 @@ async def test_lease_written_to_since_it_was_seen_is_released_on_retry() -> None
         Store(),
         AgentLiveness(lambda: 0.0, lambda: NOW),
         leases_of=lambda _: list(known),
-        is_bound=lambda _: False,
+        has_stopped=gone,
         freed=freed.append,
         clock=lambda: 0.0,
         wait_s=0.0,
+        agent_s=0.0,
     )
     running = asyncio.create_task(made.run())
-    made.add("p", "a")
+    made.add("p", "a", "default/p")
     await asyncio.sleep(0.5)
     assert freed == []
     known.put(written)  # the watch catches up
@@ -153,10 +229,11 @@ async def test_pod_that_we_never_saw_bound_waits_where_its_leases_are() -> None:
         world.node_statuses,
         AgentLiveness(clock, lambda: NOW),
         leases_of=world.coordinator.lease_index.of,
-        is_bound=world.coordinator.holdings.__contains__,
+        has_stopped=gone,
         freed=freed.append,
         clock=clock,
         wait_s=30.0,
+        agent_s=15.0,
     )
     client, metrics, pacer = Client(LeaseServer(0)), Metrics(), Pacer(clock)
     status = PodStatusWriter(client, world.pods)
@@ -166,6 +243,7 @@ async def test_pod_that_we_never_saw_bound_waits_where_its_leases_are() -> None:
         status,
         None,
         ClaimWriter(client),
+        mps_gate=MpsGate(Store()),
         volume_binder=volume_binder(client, stores_of()),
         reserves_claims=False,
         may_write=lambda: True,

@@ -31,7 +31,7 @@ from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.core.answer import Placement
 from tests.apps.scheduler.test_coordinator import lease
 from tests.support.lease_server import LeaseServer
-from tests.support.scheduler_harness import Shown, World
+from tests.support.scheduler_harness import Shown, World, gone
 from tests.support.scheduler_objects import claim, node, pod, report
 
 pytestmark = pytest.mark.looptime
@@ -55,10 +55,11 @@ class Swept:
             Store(),
             AgentLiveness(clock, lambda: datetime.now(UTC)),
             leases_of=coordinator.lease_index.of,
-            is_bound=coordinator.holdings.__contains__,
+            has_stopped=gone,
             freed=coordinator.freed,
             clock=clock,
             wait_s=WAIT_S,
+            agent_s=15.0,
         )
         writer = ClaimWriter(client)
         claim_controller = ClaimController(

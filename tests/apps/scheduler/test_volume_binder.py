@@ -19,6 +19,7 @@ from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Failed, Outc
 from gpu_orchestrator.apps.scheduler.binding.binder import Binder
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
 from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases
+from gpu_orchestrator.apps.scheduler.binding.mps_gate import MpsGate
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.core.answer import Placement
@@ -83,6 +84,7 @@ class Stage:
             PodStatusWriter(client, Store()),
             DeviceLeases(client, "system", known, metrics=Metrics(), now=lambda: "now"),
             ClaimWriter(client),
+            mps_gate=MpsGate(Store()),
             volume_binder=self.volumes,
             reserves_claims=False,
             may_write=lambda: self.leads,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpu_orchestrator.api import deviceenv, names
+from gpu_orchestrator.api import deviceenv, mps, names, sharing
 from tests.support.admission_reviews import review
 from tests.support.asgi import post
 from tests.support.json_patch import applied
@@ -104,6 +104,30 @@ async def test_claim_that_cannot_be_read_is_worth_another_try() -> None:
 )
 async def test_what_is_none_of_our_business_is_allowed(asked: Json) -> None:
     assert await answered("/mutate", asked) == {"uid": asked["request"]["uid"], "allowed": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "uses_mps", "is_client"),
+    [("memory", True, True), ("memory", False, False), ("train", True, False)],
+    ids=["shared", "not installed", "whole GPUs"],
+)
+async def test_pod_with_a_shared_claim_becomes_a_client_of_mps(
+    name: str, uses_mps: bool, is_client: bool
+) -> None:
+    made = asking(claim=name)
+    found = patched(await answered("/mutate", review(made), Site(uses_mps=uses_mps)), made)
+    assert (found["metadata"]["annotations"].get(names.SHARING) == names.MPS) == is_client
+    env = {each["name"]: each.get("value") for each in found["spec"]["containers"][0]["env"]}
+    assert (env.get(mps.MEMORY) == "0=10000M") == (mps.PIPES in env) == is_client
+    assert [each for each in found["spec"]["containers"][0]["env"] if each in OURS] == OURS
+
+
+async def test_creator_of_a_pod_that_is_in_the_way_of_mps_is_warned() -> None:
+    made = asking(claim="memory")
+    made["spec"]["containers"][0]["volumeMounts"] = [{"name": "own", "mountPath": sharing.SHM}]
+    answer = await answered("/mutate", review(made), Site(uses_mps=True))
+    assert names.SHARING not in patched(answer, made)["metadata"]["annotations"]
+    assert "nothing will hold the pod to its share" in answer["warnings"][0]
 
 
 async def test_only_new_ephemeral_containers_are_filled_in() -> None:

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 import pytest
 
+from gpu_orchestrator.adapters import keeper
 from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.frames import Options
-from gpu_orchestrator.apps.worker.runners import keeper
 from tests.support.runners import RunnerClient, running
 from tests.support.scale import Scale
 from tests.support.workers import is_alive

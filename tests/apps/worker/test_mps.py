@@ -1,19 +1,19 @@
 """MPS daemons start when they are needed, are shared by one owner's runners, and end with the worker."""
 
-import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from gpu_orchestrator.adapters.mps import MpsFailed
+from gpu_orchestrator.api.mps import limits
 from gpu_orchestrator.apps.worker.environment import MEMORY_LIMIT
-from gpu_orchestrator.apps.worker.runners import keeper
-from gpu_orchestrator.apps.worker.runners.mps import MpsDaemon, MpsDaemons, MpsFailed, find_program, limits
+from gpu_orchestrator.apps.worker.runners.mps import MpsDaemons, find_program
 from tests.support import mps_program
+from tests.support.mps_program import gone, is_there
 from tests.support.workers import is_alive
 
 pytestmark = pytest.mark.real
@@ -36,24 +36,12 @@ async def daemons(program: Path) -> AsyncIterator[MpsDaemons]:
     await gone(pids)
 
 
-async def gone(pids: set[int]) -> None:
-    for _ in range(3000):
-        if not [pid for pid in pids if is_alive(pid)]:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"still running: {pids}")
-
-
 def wait_without_the_loop(pids: set[int]) -> None:
     """Return when they have ended, and the event loop cannot have heard of it."""
     end = time.monotonic() + 30.0
     while any(is_alive(pid) for pid in pids):
         assert time.monotonic() < end, f"still running: {pids}"
         time.sleep(0.01)
-
-
-def is_there(folder: str) -> bool:
-    return Path(folder).exists()
 
 
 def test_each_device_has_the_limit() -> None:
@@ -111,36 +99,3 @@ async def test_daemon_that_does_not_start_is_told_with_its_log(program: Path, da
     (program.parent / "refuses").unlink()
     await daemons.check()
     assert not daemons.pids(), "a check leaves nothing behind"
-
-
-KILLED = """
-import asyncio, sys
-from gpu_orchestrator.apps.worker.runners.mps import MpsDaemon
-async def main():
-    daemon = MpsDaemon(sys.argv[1], {})
-    await daemon.start()
-    print(daemon.keeper_pid, daemon.folder, flush=True)
-    await asyncio.sleep(600)
-asyncio.run(main())
-"""
-
-
-async def test_daemon_ends_when_the_agent_is_killed(program: Path) -> None:
-    agent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", KILLED, str(program), stdout=asyncio.subprocess.PIPE
-    )
-    assert agent.stdout is not None
-    pid, folder = (await agent.stdout.readline()).decode().split()
-    pids = {int(pid), *keeper.descendants(int(pid))}
-    assert len(pids) == 3, "the keeper, the daemon and its server"
-    agent.kill()
-    await agent.wait()
-    await gone(pids)
-    assert not is_there(folder)
-
-
-async def test_program_that_cannot_be_run_is_told(tmp_path: Path) -> None:
-    daemon = MpsDaemon(str(tmp_path / "nowhere"), {})
-    with pytest.raises(MpsFailed, match="did not start"):
-        await daemon.start()
-    assert not daemon.folder.exists()

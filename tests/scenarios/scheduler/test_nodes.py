@@ -16,7 +16,7 @@ def test_agent_report_overrides_the_node_and_unhealthy_devices_are_unused(stage:
     found = devices(4)
     found[0]["health"] = found[2]["health"] = "Unhealthy"
     stage.report(node, found)
-    stage.scheduler(leaderElect=False)
+    stage.scheduler(leaderElect=False, agentSeconds=5)
     stage.create(pod("two", gpus=2))
     assert stage.wait_bound("two") == {"two": f"{node}:1,3"}
     meta, uuids = stage.pod("two")["metadata"], f"{found[1]['uuid']},{found[3]['uuid']}"
@@ -31,7 +31,7 @@ def test_agent_report_overrides_the_node_and_unhealthy_devices_are_unused(stage:
     stage.delete("two", force=True)
     until(lambda: "two" not in stage.pods(), "the pod is gone")
     with pytest.raises(AssertionError):
-        stage.wait_bound("next", within_s=3)  # its processes still run
+        stage.wait_bound("next", within_s=6)  # its processes still run
     for each in found:
         each["inUseBy"] = []
     stage.report(node, found)

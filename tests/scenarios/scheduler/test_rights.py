@@ -12,7 +12,7 @@ from tests.faults.proxy import Answer, DropAnswer, Proxy
 from tests.support import installation
 from tests.support import scheduler_stage as stages
 from tests.support.paths import ROOT
-from tests.support.scheduler_stage import SYSTEM, Stage, claim, pod, until
+from tests.support.scheduler_stage import SYSTEM, Stage, claim, devices, pod, until
 
 CONFIG = ROOT / "config" / "scheduler"
 USER = f"system:serviceaccount:{SYSTEM}:gpu-scheduler"
@@ -88,7 +88,7 @@ def dispatched(cluster: Cluster) -> float:
 def use_every_right(stage: Stage, proxy: Proxy) -> None:
     """Cause every read and write of the scheduler, including those after lost answers and on old servers."""
     (node,) = stage.gpu_nodes(1, gpus=4)
-    stage.scheduler(kubeconfig=proxy.kubeconfig, releaseSeconds=0, sweepSeconds=1)
+    stage.scheduler(kubeconfig=proxy.kubeconfig, releaseSeconds=0, sweepSeconds=1, onUnhealthy="Evict")
     stage.create(claim("one"), claim("half", exclusivity="Shared", share=500), pod("plain", claim="one"))
     stage.create(*(pod(f"half-{n}", claim_template="half") for n in range(2)))
     stage.wait_bound()
@@ -106,6 +106,8 @@ def use_every_right(stage: Stage, proxy: Proxy) -> None:
     until(lambda: stage.claim("one")["status"]["phase"] == "Released", "the claim is free again")
     # The first reason again: it is counted in its event, and no second event is created.
     until(lambda: ("patch", "events") in {(sent.verb, sent.resource) for sent in proxy.requests}, first)
+    stage.report(node, devices(4, health="Unhealthy"))
+    until(lambda: "half-0" not in stage.pods(), "a pod with an unhealthy device is evicted")
 
 
 def bind_volumes(stage: Stage, node: str) -> None:

@@ -21,7 +21,7 @@ Read the modules in this order:
   cycle/shape_limit          how many different shapes of one namespace wait in the engine at once
   cycle/initial_holdings     what is held when a scheduler takes over, before the engine counts it
   accounting/node_view       what each node offers, and which of its devices a device plugin's pods use
-  accounting/device_owners   which node a GPU belongs to if several report it
+  accounting/device_owners   which devices are in dispute because several nodes report them
   accounting/holdings        what bound pods hold
   accounting/nominations     room that another scheduler has made for a pod of its own
   accounting/lease_index     device leases by device and by pod, and which of them count as taken
@@ -31,11 +31,13 @@ Read the modules in this order:
   binding/binder             carries out one decision: leases and claim, volumes, then the binding
   binding/device_leases      acquires and releases the Lease of a device
   binding/volume_binder      binds the volumes that wait for their pod
+  binding/mps_gate           lets a pod whose share MPS holds be bound when its daemon listens
   binding/claim_status       what the status of a claim says in each phase
   binding/claim_writer       reserves a claim for a pod, and writes its status
   binding/pod_status         writes the status of unbound pods, and knows the version after our own writes
   controllers/claims         brings every claim into line with its pod, after binds and ends
   controllers/release        frees the devices of an ended pod when no process uses them any longer
+  controllers/health         tells of unhealthy devices that pods have, and evicts the pods if that is wanted
   controllers/node_capacity  writes into a node's status how many thousandths of GPUs it has
   controllers/reporter       writes events and the PodScheduled condition
   controllers/sweep          compares leases, pods and claims at intervals, and repairs leftovers

@@ -76,7 +76,7 @@ class KubeExecutor:
         # A pod that we never saw bound may have been: then its processes ran where its leases are.
         leased = [hold.ref.node for hold in self._coordinator.lease_index.holds(uid)]
         node = ended.placement.node if ended.placement else next(iter(leased), "")
-        self._releaser.add(uid, node)
+        self._releaser.add(uid, node, key(ended.pod))
 
     def clear_leases(self, pod: Pod) -> None:
         self._tasks.start(self._clear_leases(pod))

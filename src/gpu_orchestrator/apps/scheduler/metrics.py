@@ -46,6 +46,13 @@ class Metrics:
             "Unused device leases that the sweep removed.",
             registry=registry,
         )
+        self.unhealthy = Counter(
+            "gpu_scheduler_unhealthy_pods",
+            "Pods with a device that became unhealthy, by what was done: told, evicted, or not evicted "
+            "because of a disruption budget (blocked) or an error (failed).",
+            ["action"],
+            registry=registry,
+        )
         self.errors = Counter(
             "gpu_scheduler_errors",
             "Objects that could not be handled because of an unexpected error, by the part that failed.",

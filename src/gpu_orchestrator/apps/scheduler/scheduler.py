@@ -5,6 +5,7 @@ import asyncio
 import gc
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import structlog
@@ -23,11 +24,13 @@ from gpu_orchestrator.apps.scheduler.actions import BindJob
 from gpu_orchestrator.apps.scheduler.binding.binder import Binder
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
 from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases
+from gpu_orchestrator.apps.scheduler.binding.mps_gate import MpsGate
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.binding.volume_binder import VolumeBinder, Written
 from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
+from gpu_orchestrator.apps.scheduler.controllers.health import HealthConfig, HealthController
 from gpu_orchestrator.apps.scheduler.controllers.node_capacity import NodeCapacity
-from gpu_orchestrator.apps.scheduler.controllers.release import Releaser
+from gpu_orchestrator.apps.scheduler.controllers.release import Releaser, has_stopped
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.controllers.sweep import Sweeper, SweeperDeps
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
@@ -80,12 +83,14 @@ class Scheduler:
             stores.nodes,
             wait_s=settings.volume_bind_seconds,
         )
+        self._mps_gate = MpsGate(stores.node_statuses)
         binder = Binder(
             client,
             self._pod_status,
             used_leases,
             claim_writer,
             volume_binder=self._volume_binder,
+            mps_gate=self._mps_gate,
             reserves_claims=not settings.leader_elect,
             may_write=may_write,
             now=_now,
@@ -134,10 +139,11 @@ class Scheduler:
             stores.node_statuses,
             self._agent_liveness,
             leases_of=self.coordinator.lease_index.of,
-            is_bound=self.coordinator.holdings.__contains__,
+            has_stopped=partial(has_stopped, client.with_limits(patience_s=BRIEFLY_S)),
             freed=self._freed,
             clock=clock,
             wait_s=settings.release_seconds,
+            agent_s=settings.agent_seconds,
         )
         self._executor.attach(self.coordinator, self._releaser)
         self._claim_controller = ClaimController(
@@ -157,6 +163,14 @@ class Scheduler:
             metrics=metrics,
             pacer=pacer,
             clock=clock,
+        )
+        self._health = HealthController(
+            client.with_limits(patience_s=BRIEFLY_S),
+            self.coordinator,
+            claim_writer,
+            self._reporter,
+            HealthConfig(settings.on_unhealthy, self._agent_liveness.is_live, may_write, _now, clock),
+            metrics=metrics,
         )
         self._sweep = Sweeper(
             client,
@@ -187,8 +201,16 @@ class Scheduler:
         log.info("scheduling", nodes=len(self._watches.stores.nodes), pods=len(self._watches.stores.pods))
         every_s = self._settings.sweep_seconds
         sweeps, capacity = self._sweep.run(every_s), self._node_capacity.run(every_s)
+        health = self._health.run(every_s)
         async with asyncio.TaskGroup() as group:
-            runs = self._releaser.run(), self._claim_controller.run(), self._reporter.run(), sweeps, capacity
+            runs = (
+                self._releaser.run(),
+                self._claim_controller.run(),
+                self._reporter.run(),
+                sweeps,
+                capacity,
+                health,
+            )
             loops = [group.create_task(each) for each in runs]
             await self._stopped.wait()
             await self._executor.finish()
@@ -229,6 +251,8 @@ class Scheduler:
         await watches.claims.on_change_in_slices(self._claim_controller.on_claim, breath)
         watches.nodes.on_later_change(self._node_capacity.on_node)
         watches.node_statuses.on_later_change(self._node_capacity.on_node_status)
+        watches.node_statuses.on_later_change(self._health.on_node_status)
+        watches.node_statuses.on_later_change(self._mps_gate.on_node_status)
 
     def _freed(self, uid: str) -> None:
         self.coordinator.freed(uid)

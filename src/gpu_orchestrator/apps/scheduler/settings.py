@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from gpu_orchestrator.adapters import setting_file
 from gpu_orchestrator.api import names
+from gpu_orchestrator.api.devices import OnUnhealthy
 
 Lock = Literal["lease", "binding"]
 Require = Literal["Ignore", "Warn", "Refuse"]
@@ -22,7 +23,9 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     `namespace` has the leader's lease, `lease_namespace` those of devices and agents; empty: the same. All
     schedulers of a cluster must name the same, or one device could be leased in two namespaces.
     `require_device_env` is for pods whose containers do not take their devices from the annotations,
-    `require_capacity` for pods that request less `gpu.scheduling/milligpu` than their GPUs count for."""
+    `require_capacity` for pods that request less `gpu.scheduling/milligpu` than their GPUs count for.
+    `agent_seconds` is the longest time from a process that opens a device until its agent's report shows it;
+    `on_unhealthy` is for pods whose claim does not say what to do if a device of theirs becomes unhealthy."""
 
     kubeconfig: str = ""
     namespace: str = names.NAMESPACE
@@ -40,9 +43,11 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     max_waiting_shapes: Annotated[int, Meta(ge=1)] = 1000
     sweep_seconds: Seconds = 30.0
     release_seconds: Annotated[float, Meta(ge=0)] = 30.0
+    agent_seconds: Annotated[float, Meta(ge=0)] = 15.0
     volume_bind_seconds: Seconds = 600.0
     require_device_env: Require = "Warn"
     require_capacity: Require = "Ignore"
+    on_unhealthy: OnUnhealthy = "Event"
 
     @property
     def device_lease_namespace(self) -> str:

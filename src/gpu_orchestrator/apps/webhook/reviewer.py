@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from gpu_orchestrator.api import admission, capacity, jsonpatch, names, request_checks
+from gpu_orchestrator.api import admission, capacity, jsonpatch, names, request_checks, sharing
 from gpu_orchestrator.api.admission import NamedClaim, WholeGpus
 from gpu_orchestrator.api.admissionreview import JSON_PATCH, AdmissionRequest, AdmissionResponse, Result
 from gpu_orchestrator.api.capacity import WHOLE_DEVICE
@@ -30,8 +30,10 @@ class BadReview(ValueError):
 
 
 class Reviewer:
-    def __init__(self, find_claim: FindClaim, largest_mib: LargestMib) -> None:
-        self._find_claim, self._largest_mib = find_claim, largest_mib
+    """`uses_mps`: prepare pods with shared claims as clients of the MPS daemons that the agents keep."""
+
+    def __init__(self, find_claim: FindClaim, largest_mib: LargestMib, *, uses_mps: bool = False) -> None:
+        self._find_claim, self._largest_mib, self._uses_mps = find_claim, largest_mib, uses_mps
 
     async def fill(self, asked: AdmissionRequest) -> AdmissionResponse:
         """Fill in a pod that claims GPUs."""
@@ -64,7 +66,14 @@ class Reviewer:
             )
         wish = claim.spec.devices
         milligpu = capacity.milligpu(wish, wish.count, largest_mib=self._largest_mib(wish))
-        return _patched(asked, pod, admission.filled(pod, milligpu))
+        filled = admission.filled(pod, milligpu)
+        if not self._uses_mps or not sharing.suits(wish):
+            return _patched(asked, pod, filled)
+        match sharing.client(filled, wish):
+            case str(why):
+                return _patched(asked, pod, filled, [f"nothing will hold the pod to its share: {why}"])
+            case made:
+                return _patched(asked, pod, made)
 
     async def hide(self, asked: AdmissionRequest) -> AdmissionResponse:
         """Hide all GPUs from a pod without a claim."""
@@ -124,11 +133,13 @@ def _allowed(asked: AdmissionRequest, warnings: list[str] | None = None) -> Admi
     return AdmissionResponse(asked.uid, True, warnings=warnings or [])
 
 
-def _patched(asked: AdmissionRequest, before: Json, after: Json) -> AdmissionResponse:
+def _patched(
+    asked: AdmissionRequest, before: Json, after: Json, warnings: list[str] | None = None
+) -> AdmissionResponse:
     patch = jsonpatch.patch(before, after)
     if not patch:
-        return _allowed(asked)
-    return AdmissionResponse(asked.uid, True, msgspec.json.encode(patch), JSON_PATCH)
+        return _allowed(asked, warnings)
+    return AdmissionResponse(asked.uid, True, msgspec.json.encode(patch), JSON_PATCH, warnings=warnings or [])
 
 
 def _denied(

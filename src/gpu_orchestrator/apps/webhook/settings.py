@@ -25,7 +25,8 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     besides that of the Service. `certificate_rotate_seconds` is its age when the next one is made; 0: two
     thirds of its life. `certificate_propagation_seconds` is how long API servers and replicas may take to
     see a change. `requests_per_connection`: an answer closes its connection with a chance of one in this
-    number, because an API server would stay with one replica forever."""
+    number, because an API server would stay with one replica forever. `mps`: prepare pods with shared claims
+    as clients of the MPS daemons that the agents keep; their namespaces must allow hostPath volumes."""
 
     kubeconfig: str = ""
     namespace: str = names.NAMESPACE
@@ -43,6 +44,7 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     drain_seconds: Annotated[float, Meta(ge=0, le=6)] = 3.0
     max_connections: Annotated[int, Meta(ge=1)] = 1024
     requests_per_connection: Annotated[int, Meta(ge=1)] = 1000
+    mps: bool = False
 
     @property
     def serves_files(self) -> bool:

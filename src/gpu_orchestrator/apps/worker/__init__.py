@@ -18,8 +18,8 @@ back the same way until the manager acknowledges it. Read the modules in this or
   runners/runner_handle     one runner as the agent sees it: starts it, sends frames, watches it end
   runners/mps               NVIDIA's MPS daemons, which hold tasks to the device memory that they reserved
   runners/raw_output        the pipe for what C code and child processes print
-  runners/keeper            parent of each runner: ends it and all its children when the agent dies or the
-                            lease expires
+  runners/keeper            parent of each runner, by adapters/keeper: ends it and all its children when the
+                            agent dies or the lease expires
   runners/runner            the process in which handlers run, one task after another, on one set of devices
   runners/output            `sys.stdout` and `sys.stderr` of a runner
   runners/failure           a failed handler as text: its traceback

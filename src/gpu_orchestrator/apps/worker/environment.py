@@ -11,9 +11,6 @@ SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "REDIS_", "RESULTS_S3_", "SECRETS_KEY", "SS
 secret settings of the manager, and the files with them."""
 MEMORY_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 """Set for a runner whose device memory MPS limits to what its task reserved."""
-SAFE_PATH = "-P"
-"""Option of Python: do not search the current folder first. A random.py there would take the place of
-Python's own."""
 
 
 def without_secrets() -> dict[str, str]:

@@ -3,7 +3,7 @@
 A pod that got GPUs, or parts of them, from a device plugin takes the devices that the agent reports for it.
 If no agent reports them, all devices of the node are barred: some are in use, and it is not known which. A
 device that a live agent reports in use by a pod that does not hold it is taken as well. A GPU that two nodes
-report is given on one of them only.
+report is given on neither of them, unless `device_owners` knows better.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -44,9 +44,9 @@ class NodeView:
         self._untracked: dict[str, Placement] = {}
         self._used: dict[str, dict[str, tuple[int, ...]]] = {}
         self._reasons: dict[str, str] = {}
-        self._owners = DeviceOwners()
+        self._owners = DeviceOwners(self._stands)
         self.duplicates: dict[str, dict[int, str]] = {}
-        """By node: devices that are not given because another node reports them, each with that node."""
+        """By node: devices that are not given because another node reports them too, each with that node."""
 
     def on_node(self, old: Node | None, new: Node | None) -> None:
         if new is not None:
@@ -88,11 +88,24 @@ class NodeView:
         """Count again what is in use on a node: its agent has come to life, or is gone."""
         if self._used.get(node):
             self._count_untracked(node)
+        self._settle(node)
 
     def recount_silent(self) -> None:
         """Count again where agents may have fallen silent: what a dead agent reported is not believed."""
         for node in [node for node in self._untracked if not self._is_live(node)]:
             self._count_untracked(node)
+        for node in self._owners.disputed():
+            self._settle(node)
+
+    def _settle(self, node: str) -> None:
+        """Look again at the disputes of a node: its report may count for more or less than before."""
+        if changed := self._owners.restand(node):
+            self._feed(*self._updates(changed))
+
+    def _stands(self, name: str) -> bool:
+        """Return True if the report of a node may keep other nodes from a device that both report."""
+        node = self._nodes.get(name)
+        return node is not None and not node.spec.unschedulable and self._is_live(name)
 
     def barred(self, name: str) -> str:
         """Return why a node takes no claims now; empty if it does."""

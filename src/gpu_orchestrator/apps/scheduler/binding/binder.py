@@ -1,7 +1,7 @@
 """Carry out one decision: acquire the devices' leases and the pod's claim, then bind, in that order.
 
     acquire all ──▶ bind its volumes, ──▶ bind at the pod's version ──▶ Bound
-        │ held by   if some are not      │ refused: release the leases that we have made
+        │ held by   wait for MPS         │ refused: release the leases that we have made
         ▼ another      │ given up        │ answer lost: read the pod, and move its version while it is
       Failed ◀─────────┴─────────────────┘              unbound, until the result is certain; leases that it
                                                         may have are left
@@ -30,7 +30,7 @@ from gpu_orchestrator.adapters.kube.errors import (
     Permanent,
     Unavailable,
 )
-from gpu_orchestrator.api import claims, deviceleases
+from gpu_orchestrator.api import claims, deviceleases, names, sharing
 from gpu_orchestrator.api.deviceleases import DeviceRef
 from gpu_orchestrator.api.kubernetes import PODS, Lease, Pod
 from gpu_orchestrator.api.volume_choice import VolumePlan
@@ -38,6 +38,7 @@ from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Failed, Outcome
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter, Refused, Reserved
 from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases, HeldByOther, LeaseHold
+from gpu_orchestrator.apps.scheduler.binding.mps_gate import MpsGate
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.binding.volume_binder import Unbound, VolumeBinder
 
@@ -74,6 +75,7 @@ class Binder:
         claim_writer: ClaimWriter,
         *,
         volume_binder: VolumeBinder,
+        mps_gate: MpsGate,
         reserves_claims: bool,
         may_write: Callable[[], bool],
         now: Callable[[], str],
@@ -82,7 +84,7 @@ class Binder:
         self._client, self._pod_status = client, pod_status
         self._leases, self._claim_writer, self._volume_binder = leases, claim_writer, volume_binder
         self._reserves_claims, self._may_write, self._now = reserves_claims, may_write, now
-        self._barred = barred
+        self._barred, self._mps_gate = barred, mps_gate
 
     async def perform(self, job: BindJob) -> Outcome:
         """Acquire what the job needs and bind its pod; on failure release what was acquired."""
@@ -92,6 +94,8 @@ class Binder:
             if not acquired.refusals and job.volumes is not None and self._may_write():
                 acquired = await self._with_volumes(job, job.volumes, acquired)
             why = "; ".join(acquired.refusals)
+            if not why and (folder := _mps_answer(job).get(names.MPS_FOLDER)):
+                why = await self._mps_gate.wait(job.placement.node, folder)
             if not why and not self._may_write():
                 why = "another scheduler leads now"
             if not why and (barred := self._barred(job.placement.node)):
@@ -106,8 +110,9 @@ class Binder:
             return Failed(job, str(error), is_permanent=_is_permanent(error))
 
     def stop(self) -> None:
-        """Let no job wait for volumes any longer."""
+        """Let no job wait for volumes or daemons any longer."""
         self._volume_binder.stop()
+        self._mps_gate.stop()
 
     async def _acquire(self, job: BindJob) -> Acquired:
         """Acquire all leases and the claim at once. If one is refused, the caller releases the others."""
@@ -141,7 +146,7 @@ class Binder:
         return replace(acquired, refusals=[failed.why], is_permanent=failed.is_permanent)
 
     async def _bind(self, job: BindJob, holds: list[LeaseHold]) -> Outcome:
-        answer = claims.answer(job.placement, job.devices)
+        answer = claims.answer(job.placement, job.devices) | _mps_answer(job)
         try:
             await pods.bind(self._client, job.pod, job.placement.node, annotations=answer, at_version=True)
         except (LostAnswer, Unavailable) as error:
@@ -199,6 +204,10 @@ def _bound_here(job: BindJob, pod: Pod, holds: list[LeaseHold]) -> Outcome:
     return Failed(
         job, f"the pod is on {pod.spec.node_name} and its annotation is not this scheduler's", _leases(holds)
     )
+
+
+def _mps_answer(job: BindJob) -> dict[str, str]:
+    return sharing.answer(job.pod, job.claim.spec if job.claim else None, job.placement)
 
 
 def _leases(holds: list[LeaseHold]) -> tuple[Lease, ...]:

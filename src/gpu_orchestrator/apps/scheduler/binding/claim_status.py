@@ -9,6 +9,8 @@ no pod names has no phase: only the pod says which scheduler is to serve it.
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gpu_orchestrator.api import claims, conditions, names
 from gpu_orchestrator.api.conditions import Truth
 from gpu_orchestrator.api.gpuclaim import ClaimPhase, GpuClaim
@@ -17,6 +19,8 @@ from gpu_orchestrator.api.wire import Json
 from gpu_orchestrator.core.answer import Placement
 
 ALLOCATED = "Allocated"
+DEVICES_HEALTHY = "DevicesHealthy"
+SHARE_ENFORCED = "ShareEnforced"
 UNSERVED: tuple[ClaimPhase, ...] = ("Pending", "Reserved", "Failed")
 
 
@@ -40,11 +44,13 @@ class Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The devices of a bound pod, their UUIDs if known, and the bandwidth between them."""
+    """The devices of a bound pod, their UUIDs if known, and the bandwidth between them. `unenforced` says why
+    nothing holds the pod to its share of them; empty if MPS does."""
 
     placement: Placement
     uuids: list[str] = field(default_factory=list)
     gbps: int = 0
+    unenforced: str = ""
 
 
 def due(claim: GpuClaim, pod: Pod | None, *, given: Json | None, held: bool, now: str) -> Due | None:
@@ -93,8 +99,11 @@ def _state(claimant: Claimant | None, problem: str) -> tuple[ClaimPhase, str, st
 def bound(pod: Pod, claim: GpuClaim, given: Given, *, now: str) -> Json:
     """Return the status of a claim whose pod has its devices."""
     serves = f"serves pod {pod.metadata.name}"
+    holds = [_allocated(claim, "True", "Bound", serves, now)]
+    if claim.spec.devices.exclusivity == "Shared":
+        holds.append(_share_enforced(claim, given.unenforced, now))
     return {
-        **_status(claim, "Bound", None, _allocated(claim, "True", "Bound", serves, now)),
+        **_status(claim, "Bound", None, *holds),
         "nodeName": pod.spec.node_name,
         "gpuIds": list(given.placement.devices),
         "allocated": claims.allocated(given.placement),
@@ -104,12 +113,36 @@ def bound(pod: Pod, claim: GpuClaim, given: Given, *, now: str) -> Json:
     }
 
 
+def health(claim: GpuClaim, unhealthy: str, now: str) -> Json | None:
+    """Return the status of a bound claim that says which of its devices are unhealthy, or that all have
+    recovered (empty); None if it says so already. Claims whose devices were always healthy say nothing:
+    that would be one more condition in every write."""
+    before = conditions.find(claim.status.conditions, DEVICES_HEALTHY)
+    if claim.status.phase != "Bound" or (before is None and not unhealthy):
+        return None
+    truth: Truth = "False" if unhealthy else "True"
+    reason = names.DEVICE_UNHEALTHY if unhealthy else names.DEVICES_RECOVERED
+    message = unhealthy or "all devices are healthy again"
+    if before and (before.status, before.message) == (truth, message):
+        return None
+    kept = [msgspec.to_builtins(each) for each in claim.status.conditions if each.type != DEVICES_HEALTHY]
+    return {"conditions": [*kept, _condition(claim, DEVICES_HEALTHY, truth, reason, message, now=now)]}
+
+
 def released(claim: GpuClaim, now: str) -> Json:
     message = "the pod it served has ended; the claim can be used again"
     return _status(claim, "Released", message, _allocated(claim, "False", "Released", message, now))
 
 
-def _status(claim: GpuClaim, phase: ClaimPhase, message: str | None, condition: Json) -> Json:
+def _share_enforced(claim: GpuClaim, unenforced: str, now: str) -> Json:
+    if not unenforced:
+        held = "an MPS daemon holds the pod to its share"
+        return _condition(claim, SHARE_ENFORCED, "True", "Mps", held, now=now)
+    accounted = f"the share is counted, and nothing on the node holds the pod to it: {unenforced}"
+    return _condition(claim, SHARE_ENFORCED, "False", "AccountedOnly", accounted, now=now)
+
+
+def _status(claim: GpuClaim, phase: ClaimPhase, message: str | None, *holds: Json) -> Json:
     """Return a whole status, without devices: a patch removes what is None."""
     cleared = dict.fromkeys(("nodeName", "gpuIds", "allocated", "deviceUUIDs", "podUID", "bandwidthGBps"))
     return {
@@ -117,16 +150,20 @@ def _status(claim: GpuClaim, phase: ClaimPhase, message: str | None, condition: 
         "phase": phase,
         "message": message,
         "observedGeneration": claim.metadata.generation,
-        "conditions": [condition],
+        "conditions": list(holds),
     }
 
 
 def _allocated(claim: GpuClaim, truth: Truth, reason: str, message: str, now: str) -> Json:
-    """Return the condition Allocated. Its time is that of the last change between True and False."""
-    before = conditions.find(claim.status.conditions, ALLOCATED)
+    return _condition(claim, ALLOCATED, truth, reason, message, now=now)
+
+
+def _condition(claim: GpuClaim, kind: str, truth: Truth, reason: str, message: str, *, now: str) -> Json:
+    """Return a condition. Its time is that of the last change between True and False."""
+    before = conditions.find(claim.status.conditions, kind)
     since = before.last_transition_time if before and before.status == truth else ""
     return {
-        "type": ALLOCATED,
+        "type": kind,
         "status": truth,
         "reason": reason,
         "message": message,

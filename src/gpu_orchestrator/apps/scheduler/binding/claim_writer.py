@@ -122,9 +122,9 @@ class ClaimWriter:
             return False
         return True
 
-    async def write_unbound(self, claim: GpuClaim, status: Json) -> bool:
-        """Write the status of a claim that no pod has yet; return False if the claim has changed. Without the
-        version, a claim that was bound a moment ago would show Pending."""
+    async def write_at_version(self, claim: GpuClaim, status: Json) -> bool:
+        """Write a status that is true of the claim as it was read; return False if the claim has changed.
+        Without the version, a claim that was bound a moment ago would show Pending."""
         meta = claim.metadata
         body = {"metadata": {"resourceVersion": meta.resource_version}, "status": status}
         try:

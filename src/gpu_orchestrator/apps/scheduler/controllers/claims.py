@@ -18,7 +18,7 @@ import structlog
 
 from gpu_orchestrator.adapters.kube.workqueue import NotYet, WorkQueue
 from gpu_orchestrator.adapters.pacer import Pacer
-from gpu_orchestrator.api import claims, deviceleases
+from gpu_orchestrator.api import claims, deviceleases, sharing
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Lease, Pod
 from gpu_orchestrator.api.wire import Json, key
@@ -186,7 +186,7 @@ class ClaimController:
         claim, status = self._coordinator.stores.claims.get(name), self._unbound_status(name)
         if claim is None or status is None or self._unreserved_pod(name):
             return
-        if not await self._writer.write_unbound(claim, status):
+        if not await self._writer.write_at_version(claim, status):
             self._to_explain.add_after(name, EXPLAIN_AFTER_S)
         await asyncio.sleep(EXPLAIN_PAUSE_S)
 
@@ -253,7 +253,8 @@ class ClaimController:
             return None
         placement = Placement(uid, pod.spec.node_name, devices=devices)
         uuids = [device.uuid for device in self._coordinator.engine.cluster.devices(placement)]
-        given = Given(placement, uuids if all(uuids) else [], self._bandwidth(placement))
+        unenforced = sharing.unenforced(pod, claim.spec)
+        given = Given(placement, uuids if all(uuids) else [], self._bandwidth(placement), unenforced)
         return claim_status.bound(pod, claim, given, now=self._now())
 
     def _bandwidth(self, placement: Placement) -> int:

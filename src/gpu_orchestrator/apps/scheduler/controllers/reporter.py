@@ -14,6 +14,7 @@ from gpu_orchestrator.adapters.kube.events import Recorder, about
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import claims, deviceenv, names
+from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS, GpuClaim
 from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.actions import BindJob
@@ -78,14 +79,21 @@ class Reporter:
     def report_claim(self, pod: Pod, why: str) -> None:
         self._recorder.warning(about(PODS, pod), "ClaimConflict", why, action="Reserving")
 
-    def report_duplicates(self, node: Node, owners: Mapping[int, str]) -> None:
-        """Report which devices of a node are not given, and the node that owns each."""
-        shown = [f"device {device} ({owner} reports it as well)" for device, owner in owners.items()]
+    def report_duplicates(self, node: Node, rivals: Mapping[int, str]) -> None:
+        """Report which devices of a node are not given, each with a node that reports it as well."""
+        shown = [f"device {device} ({rival} reports it as well)" for device, rival in rivals.items()]
         more = f" and {len(shown) - MOST_SHOWN} more" if len(shown) > MOST_SHOWN else ""
         listed = f"{', '.join(shown[:MOST_SHOWN])}{more}"
-        why = f"given to no pod: {listed}; delete the GpuNodeStatus that is out of date"
+        why = f"given to no pod: {listed}; cordon the node that is wrong, or delete its GpuNodeStatus"
         log.error("device reported twice", node=node.metadata.name, why=why)
         self._recorder.warning(about(NODES, node), "DuplicateDevice", why, action="Sweep")
+
+    def report_health(self, pod: Pod, claim: GpuClaim | None, reason: str, why: str) -> None:
+        """Report on pod and claim what became of the health of the pod's devices."""
+        about_claim = about(GPU_CLAIMS, claim) if claim is not None else None
+        kind = "Normal" if reason == names.DEVICES_RECOVERED else "Warning"
+        for each in filter(None, (about(PODS, pod), about_claim)):
+            self._recorder.record(kind, each, reason, why, action="Monitoring")
 
     async def run(self) -> None:
         await self.queue.run(self._write, workers=WRITERS)

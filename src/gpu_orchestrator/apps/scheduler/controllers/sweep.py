@@ -163,7 +163,8 @@ class Sweeper:
                 self._clear_leases(coordinator.our_pods[uid])
             case "unknown" if uid not in self._deps.releaser and await self._has_ended(hold):
                 self._deps.metrics.leaked.inc()
-                self._deps.releaser.add(uid, hold.ref.node)
+                pod = f"{hold.holder.namespace}/{hold.holder.pod}"
+                self._deps.releaser.add(uid, hold.ref.node, pod)
 
     def _is_old(self, hold: LeaseHold, before: dict[LeaseHold, float]) -> bool:
         """Return True if every sweep for `wait_s` saw this hold. `before` is what the last sweep saw."""

@@ -274,6 +274,7 @@ class Coordinator:
         volumes = self.volume_plans.make(pod, action.placement.node)
         if isinstance(volumes, VolumePlan):
             job = replace(job, volumes=volumes)
+        if job.volumes or claims.is_held_by_mps(pod, job.claim.spec if job.claim else None):
             self.engine.takes_long(uid)
         self.binding[uid] = job
         if objection := self._unbound.objection(pod, action.request):

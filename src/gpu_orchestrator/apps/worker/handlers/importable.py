@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import structlog
 
+from gpu_orchestrator.adapters import keeper
 from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.apps.worker import environment
@@ -77,7 +78,7 @@ def _look(targets: list[str], user: User | None) -> dict[str, tuple[str, str]]:
 
 def _run(targets: list[str], user: User | None) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, environment.SAFE_PATH, "-m", __name__, *targets],
+        [sys.executable, keeper.SAFE_PATH, "-m", __name__, *targets],
         env=environment.without_secrets() | NO_DEVICES | (user.environment() if user else {}),
         user=user.uid if user else None,
         group=user.gid if user else None,

@@ -15,10 +15,11 @@ from types import FrameType
 
 import msgspec
 
+from gpu_orchestrator.adapters import keeper
 from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
 from gpu_orchestrator.apps.worker import environment, frames
 from gpu_orchestrator.apps.worker.handlers import find
-from gpu_orchestrator.apps.worker.runners import device_errors, failure, keeper
+from gpu_orchestrator.apps.worker.runners import device_errors, failure
 from gpu_orchestrator.apps.worker.runners.output import OWN_THREAD, Key, Output
 from gpu_orchestrator.apps.worker.task import LARGEST_RESULT, Cancelled, SoftLimitReached, Task, Temporary
 

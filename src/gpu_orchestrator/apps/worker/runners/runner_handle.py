@@ -14,17 +14,17 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from gpu_orchestrator.adapters import keeper
 from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.apps.worker import environment, frames
 from gpu_orchestrator.apps.worker.handlers import find
-from gpu_orchestrator.apps.worker.runners import keeper
+from gpu_orchestrator.apps.worker.runners import keeper as runner_keeper
 from gpu_orchestrator.apps.worker.runners.raw_output import RawOutput
 
 if TYPE_CHECKING:
@@ -115,11 +115,7 @@ class RunnerHandle:
         variables = environment.without_secrets() | (user.environment() if user else {})
         process, _ = await asyncio.get_running_loop().subprocess_exec(
             lambda: _Process(self),
-            sys.executable,
-            environment.SAFE_PATH,
-            "-m",
-            keeper.__name__,
-            *map(str, (lifeline, far.fileno(), bell)),
+            *keeper.command(runner_keeper.__name__, *map(str, (lifeline, far.fileno(), bell))),
             *((user.encode(),) if user else ()),
             stdin=None,
             stdout=self._output.far,

@@ -1,0 +1,49 @@
+"""Let a pod whose share MPS holds be bound only when its daemon listens.
+
+A container that starts before its daemon uses the device directly, without a limit, and nothing would show
+it. The agent starts the daemon when it sees the pod's leases, which the binder acquires before it comes here,
+and lists the daemon in its report.
+"""
+
+import asyncio
+
+from gpu_orchestrator.adapters.kube.informer.store import Store
+from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
+
+WAIT_S = 30.0
+
+
+class MpsGate:
+    """`node_statuses` are the agents' reports, and `on_node_status` is called when one changes."""
+
+    def __init__(self, node_statuses: Store[GpuNodeStatus], *, wait_s: float = WAIT_S) -> None:
+        self._node_statuses, self._wait_s = node_statuses, wait_s
+        self._changed: dict[str, asyncio.Event] = {}
+        self._is_stopped = False
+
+    def on_node_status(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
+        report = new or old
+        if report is not None and (changed := self._changed.pop(report.spec.node_name, None)):
+            changed.set()
+
+    def stop(self) -> None:
+        """Let nobody wait any longer."""
+        self._is_stopped = True
+        for changed in self._changed.values():
+            changed.set()
+
+    async def wait(self, node: str, folder: str) -> str:
+        """Wait until the daemon with this folder listens; return why it does not, or nothing."""
+        try:
+            async with asyncio.timeout(self._wait_s):
+                while not self._listens(node, folder):
+                    if self._is_stopped:
+                        return "this scheduler stops"
+                    await self._changed.setdefault(node, asyncio.Event()).wait()
+        except TimeoutError:
+            return f"the agent of {node} did not start the MPS daemon {folder} in {self._wait_s:.0f} s"
+        return ""
+
+    def _listens(self, node: str, folder: str) -> bool:
+        report = self._node_statuses.get(node)
+        return report is not None and report.status.mps is not None and folder in report.status.mps.folders
