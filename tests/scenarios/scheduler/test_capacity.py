@@ -1,6 +1,7 @@
 """Capacity that everybody can count: `gpu.scheduling/milligpu` on nodes and in pods; GPUs reported twice."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -162,13 +163,15 @@ def test_gpu_that_two_nodes_report_is_given_on_neither_until_one_is_cordoned(sta
     stage.create(pod("there", gpus=1))
     stage.wait_event("there", "2 have GPUs whose UUIDs another node reports as well")
     events = "/apis/events.k8s.io/v1/namespaces/default/events?fieldSelector=regarding.name={}"
-    for node, other in ((first, second), (second, first)):
+
+    def is_told(node: str, other: str) -> bool:
+        found = stage.cluster.api.request("GET", events.format(node))["items"]
         told = f"device 0 ({other} reports it as well)"
+        return any(each["reason"] == "DuplicateDevice" and told in each["note"] for each in found)
+
+    for node, other in ((first, second), (second, first)):
         until(
-            lambda node=node, told=told: any(
-                each["reason"] == "DuplicateDevice" and told in each["note"]
-                for each in stage.cluster.api.request("GET", events.format(node))["items"]
-            ),
+            partial(is_told, node, other),
             "an event of the node tells it",
         )
     assert not stage.bound()

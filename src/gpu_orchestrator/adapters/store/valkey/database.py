@@ -91,6 +91,7 @@ class Database:
             except Refused as refused:
                 if refused.code != "NOSCRIPT":
                     raise
+                # The server does not know the script yet.
                 answer = await self._client.execute("EVAL", script.source, 1, self.prefix, packed)
         except (Lost, Refused) as error:
             raise self._unreachable(f"did not run `{script.name}`", error) from error
