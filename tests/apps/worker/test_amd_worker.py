@@ -72,5 +72,5 @@ async def test_health_of_amd_devices_is_reported(peer: Peer, root: Path, worker:
         found = (each for m in peer.received if isinstance(m, session.Report) for each in m.readings)
         return next((reading for reading in found if reading.problem), None)
 
-    found = await peer.until(faulty)
+    found: session.Reading = await peer.until(faulty)
     assert found.index == 2
