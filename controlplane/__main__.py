@@ -11,6 +11,7 @@ from pathlib import Path
 from controlplane import nodes, toolbox
 from controlplane.cluster import OPTIONAL, Cluster
 from controlplane.errors import ControlPlaneError
+from controlplane.realnode import machine, runc
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -33,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     tools = commands.add_parser("build", help="build the missing binaries of the control plane")
     tools.add_argument(
-        "tools", nargs="*", default=toolbox.USUAL, help="which (default: those a cluster needs)"
+        "tools", nargs="*", help="which (default: those a cluster needs, and a real node if one can run here)"
     )
     tools.add_argument("--kubernetes", metavar="1.35", help="of an older Kubernetes (default: the newest)")
     cluster = commands.add_parser("up", help="run a cluster until Ctrl-C")
@@ -50,7 +51,10 @@ def _count(word: str) -> int:
 
 def build(tools: Sequence[str], kubernetes: str | None = None) -> None:
     chosen = toolbox.Toolbox.of(kubernetes) if kubernetes else toolbox.Toolbox()
-    found = chosen.get(*tools)
+    has_node = not tools and not kubernetes and not machine.obstacle()
+    found = chosen.get(*(tools or toolbox.USUAL), *(toolbox.NODE if has_node else ()))
+    if has_node:
+        runc.get(chosen.cache)
     folder = os.path.commonpath([path.parent for path in found.values()])
     print(f"{len(found)} binaries of the control plane are ready in {folder}")
 

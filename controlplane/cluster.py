@@ -26,6 +26,7 @@ from controlplane.errors import ClusterError
 from controlplane.guard import Guard
 from controlplane.pki import Authority
 from controlplane.process import Process
+from controlplane.realnode.node import RealNode
 from controlplane.toolbox import Toolbox
 
 ALWAYS = ("etcd", "kube-apiserver")
@@ -43,6 +44,8 @@ class Cluster:
     parts: dict[str, Process]
     tools: Mapping[str, Path]
     guard: Guard
+    toolbox: Toolbox
+    _real_nodes: list[RealNode] = field(default_factory=list)
     _users: dict[tuple[str, ...], Path] = field(default_factory=dict)
 
     @classmethod
@@ -55,11 +58,12 @@ class Cluster:
         """
         if unknown := set(parts) - set(OPTIONAL):
             raise ClusterError(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(OPTIONAL)}")
-        tools = (toolbox or Toolbox()).get(*ALWAYS, "kubectl", *parts)
+        box = toolbox or Toolbox()
+        tools = box.get(*ALWAYS, "kubectl", *parts)
         folder = Path(tempfile.mkdtemp(prefix="gpu-orchestrator-"))
         guard = Guard(folder)
         try:
-            cluster = cls._prepare(tools, guard, commands.Options(tuple(parts), node_lifecycle))
+            cluster = cls._prepare(box, tools, guard, commands.Options(tuple(parts), node_lifecycle))
             cluster._start_parts()
         except BaseException:
             guard.end()
@@ -67,7 +71,9 @@ class Cluster:
         return cluster
 
     @classmethod
-    def _prepare(cls, tools: Mapping[str, Path], guard: Guard, options: commands.Options) -> Self:
+    def _prepare(
+        cls, toolbox: Toolbox, tools: Mapping[str, Path], guard: Guard, options: commands.Options
+    ) -> Self:
         folder = guard.folder
         authority = Authority(folder / "pki")
         port = free_port()
@@ -77,7 +83,7 @@ class Cluster:
         config = kubeconfig.with_certificate(
             folder / "admin.kubeconfig", url=url, ca=authority.cert, pair=admin
         )
-        cluster = cls(folder, url, authority, api, config, {}, tools, guard)
+        cluster = cls(folder, url, authority, api, config, {}, tools, guard, toolbox)
         for name, command in commands.all_parts(cluster, port, options).items():
             is_ready = api.is_ready if name == "kube-apiserver" else lambda: True
             cluster.parts[name] = Process(name, command, folder, guard.environment, is_ready)
@@ -101,6 +107,8 @@ class Cluster:
         The data is not needed any more, so etcd and the API server are killed: a graceful stop of the API
         server would take ten seconds.
         """
+        for node in self._real_nodes:
+            node.close()
         self.api.close()
         for part in reversed(self.parts.values()):
             part.kill() if part.name in ALWAYS else part.stop(timeout_s=2)
@@ -167,6 +175,12 @@ class Cluster:
         if wait:
             self.wait_nodes_ready(names)
         return names
+
+    def real_node(self, name: str = "real-node") -> RealNode:
+        """Start a node that runs containers on this machine (see realnode/), and wait until it is Ready."""
+        node = RealNode.start(self, name, port=free_port(), toolbox=self.toolbox)
+        self._real_nodes.append(node)
+        return node
 
     def wait_nodes_ready(self, names: Sequence[str], timeout_s: float = 60.0) -> None:
         started = time.monotonic()

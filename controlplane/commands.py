@@ -65,6 +65,7 @@ def apiserver(cluster: "Cluster", port: int, options: Options) -> Command:
     serving = pki.server(
         "kube-apiserver", hosts=["127.0.0.1", "localhost", "10.0.0.1", "kubernetes.default.svc"]
     )
+    to_kubelets = pki.client("kube-apiserver-kubelet-client", ["system:masters"])
     accounts = pki.service_account_key
     (cluster.folder / "audit-policy.yaml").write_text(audit.POLICY)
     return [
@@ -75,6 +76,10 @@ def apiserver(cluster: "Cluster", port: int, options: Options) -> Command:
         f"--tls-cert-file={serving.cert}",
         f"--tls-private-key-file={serving.key}",
         f"--client-ca-file={pki.cert}",
+        f"--kubelet-certificate-authority={pki.cert}",
+        f"--kubelet-client-certificate={to_kubelets.cert}",
+        f"--kubelet-client-key={to_kubelets.key}",
+        "--kubelet-preferred-address-types=InternalIP",
         f"--service-account-key-file={accounts.cert}",
         f"--service-account-signing-key-file={accounts.key}",
         "--service-account-issuer=https://kubernetes.default.svc",

@@ -29,10 +29,12 @@ class Go:
     binary: Path
     version: str
 
-    def build(self, module: Path, *, package: str, out: Path, ldflags: str) -> None:
+    def build(self, module: Path, *, package: str, out: Path, ldflags: str, tags: str = "") -> None:
         """Build one package of a pinned module, and print the progress."""
-        flags = ["-trimpath", "-mod=readonly", "-ldflags", ldflags]
-        total = len(self._run(module, "list", "-mod=readonly", "-deps", package, what=out.name).split())
+        chosen = ["-tags", tags] if tags else []
+        flags = ["-trimpath", "-mod=readonly", "-ldflags", ldflags, *chosen]
+        listing = self._run(module, "list", "-mod=readonly", *chosen, "-deps", package, what=out.name)
+        total = len(listing.split())
         command: list[str | Path] = [self.binary, "build", "-v", *flags, "-o", out, package]
         started = time.monotonic()
         with subprocess.Popen(

@@ -39,10 +39,12 @@ class Family:
 
     tools: Mapping[str, Tool]
     ldflags: str = "-s -w"
+    tags: str = ""
 
     def key(self, module: Path) -> str:
-        pins = (module / "go.mod").read_bytes() + (module / "go.sum").read_bytes()
-        built_for = f"{self.ldflags} {platform.system()} {platform.machine()}".encode()
+        content = [module / "go.mod", module / "go.sum", *sorted(module.glob("*.go"))]
+        pins = b"".join(path.read_bytes() for path in content)
+        built_for = f"{self.ldflags}{self.tags} {platform.system()} {platform.machine()}".encode()
         return hashlib.sha256(pins + built_for).hexdigest()[:12]
 
 
@@ -86,11 +88,25 @@ def families(kubernetes_family: str = NEWEST) -> dict[str, Family]:
         "etcd": Family({"etcd": Tool("go.etcd.io/etcd/server/v3", 45)}),
         "kwok": Family({"kwok": Tool("sigs.k8s.io/kwok/cmd/kwok", 60)}),
         "helm": Family({"helm": Tool("helm.sh/helm/v3/cmd/helm", 60)}),
+        "containerd": Family(_CONTAINERD, tags="no_btrfs"),  # which would need a C compiler
+        "cni": Family(_CNI),
+        "node-tools": Family({"node-tools": Tool("gpu-orchestrator/controlplane/node-tools", 10)}),
     }
 
 
+_CONTAINERD = {
+    name: Tool(f"github.com/containerd/containerd/v2/cmd/{name}", seconds)
+    for name, seconds in {"containerd": 50, "containerd-shim-runc-v2": 5, "ctr": 10}.items()
+}
+_CNI = {
+    name.rpartition("/")[2]: Tool(f"github.com/containernetworking/plugins/plugins/{name}", 5)
+    for name in ("main/bridge", "ipam/host-local")
+}
+
 # What the tests and the local cluster need; the rest is built when requested by name.
 USUAL = ("etcd", "kube-apiserver", "kubectl", "kube-controller-manager", "kube-scheduler", "kwok")
+# What a real node needs besides (see realnode/).
+NODE = ("kubelet", *_CONTAINERD, *_CNI, "node-tools")
 
 
 def default_cache() -> Path:
@@ -143,8 +159,7 @@ class Toolbox:
         raise ToolboxError(f"unknown tool '{name}'; known: {known}")
 
     def _build(self, names: Sequence[str]) -> None:
-        self.cache.mkdir(parents=True, exist_ok=True)
-        with _only_one(self.cache / "lock"):
+        with only_one(self.cache):
             missing = [
                 name for name in names if not self._cached(name).exists()
             ]  # another run may have built it
@@ -176,6 +191,7 @@ class Toolbox:
                 package=self._tool(name).package,
                 out=unfinished / name,
                 ldflags=self.families[family].ldflags,
+                tags=self.families[family].tags,
             )
             (unfinished / name).replace(target)
         finally:
@@ -190,9 +206,10 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 @contextmanager
-def _only_one(path: Path) -> Iterator[None]:
-    """Hold a lock that the kernel releases when the process ends in any way."""
-    with path.open("a+") as lock:
+def only_one(cache: Path) -> Iterator[None]:
+    """Hold the cache's lock, which the kernel releases when the process ends in any way."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

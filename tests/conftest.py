@@ -19,13 +19,15 @@ from hypothesis import settings
 
 from controlplane.cluster import OPTIONAL, Cluster, share_ports
 from controlplane.guard import Guard
+from controlplane.realnode import machine
+from controlplane.realnode.node import RealNode
 from controlplane.toolbox import Toolbox
 from tests.support import side_by_side
 from tests.support.resume_ledger import Ledger
 from tests.support.scale import Scale
 from tests.support.summary import FIGURE, Summary
 
-REAL_FIXTURES = {"cluster", "new_cluster", "toolbox"}
+REAL_FIXTURES = {"cluster", "new_cluster", "real_node", "toolbox"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -130,6 +132,19 @@ def new_cluster(toolbox: Toolbox) -> Iterator[NewCluster]:
             )
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def real_node(request: pytest.FixtureRequest) -> Iterator[RealNode]:
+    """A node of the shared cluster that runs containers on this machine, for the tests of one file.
+
+    Where the machine forbids it, its tests are skipped with the reason; in CI they fail instead."""
+    if reason := machine.obstacle():
+        refuse = pytest.fail if os.environ.get("CI") else pytest.skip
+        refuse(f"no real node can run on this machine: {reason}")
+    cluster: Cluster = request.getfixturevalue("cluster")  # not before: a skipped test needs none
+    with cluster.real_node() as node:
+        yield node
 
 
 @pytest.fixture
