@@ -1,5 +1,5 @@
 # One image for every component; which one runs is its first argument: operator, server, worker, ...
-# What runs on Kubernetes needs `webhook`; the cluster manager and its workers need more: --build-arg REQUIREMENTS=manager
+# What runs on Kubernetes needs `kubernetes`; the cluster manager and its workers need more: --build-arg REQUIREMENTS=manager
 FROM python:3.13-slim AS wheel
 WORKDIR /src
 RUN python -m venv /tools
@@ -10,7 +10,7 @@ COPY src src
 RUN /tools/bin/hatchling build -t wheel -d /wheel
 
 FROM python:3.13-slim AS install
-ARG REQUIREMENTS=webhook
+ARG REQUIREMENTS=kubernetes
 COPY requirements/${REQUIREMENTS}.txt requirements.txt
 COPY --from=wheel /wheel /wheel
 RUN python -m venv /opt/gpu-orchestrator \

@@ -65,7 +65,10 @@ accept: $(VENV)/ready tools ## The same scenarios at full scale; continues after
 	@$(BIN)/python -m pytest --scale=accept --timeout=3600 -o faulthandler_timeout=3590 --ledger=.accept $(ARGS)
 
 ##@ Measure it
-.PHONY: bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-scale bench-store bench-takeover bench-tasks bench-turns bench-vram bench-watchers bench-webhook load
+.PHONY: bench-agent bench-bind bench-decide bench-kube-parse bench-kube-write bench-operator bench-scale bench-store bench-takeover bench-tasks bench-turns bench-vram bench-watchers bench-webhook load
+bench-agent: $(VENV)/ready tools ## What a node agent costs its node, and 5,000 of them the API server [ARGS="--agents 100 --seconds 60"]
+	@$(BIN)/python -m benchmarks.agent $(ARGS)
+
 bench-bind: $(VENV)/ready tools ## Pods bound per second: gpu-scheduler beside kube-scheduler [ARGS="--who lease,plain"]
 	@$(BIN)/python -m benchmarks.bind $(ARGS)
 
@@ -132,7 +135,7 @@ lock: $(VENV)/ready ## Resolve requirements/*.in into hash-locked *.txt [ARGS=--
 	@for name in runtime dev bench go bootstrap; do \
 	  $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-annotate --custom-compile-command "make lock" $(ARGS) requirements/$$name.in -o requirements/$$name.txt; done
-	@for name in manager webhook; do \
+	@for name in manager kubernetes; do \
 	  $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-annotate --custom-compile-command "make lock" -c requirements/dev.txt $(ARGS) \
 	    requirements/runtime.in requirements/$$name.in -o requirements/$$name.txt; done

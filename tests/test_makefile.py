@@ -38,6 +38,7 @@ PURE = {
     "bench-takeover": Toy("--nodes 3 --rounds 1 --before src", {"cpu_s", "grown_mb", "ratio"}),
 }
 REAL = {
+    "bench-agent": Toy("--seconds 1 --agents 2", {"cpu_percent", "memory_mb", "writes_per_minute"}),
     "bench-bind": Toy(
         "--nodes 2 --pods 10 --rounds 1 --who kube-scheduler,lease,claims,plain",
         {"ratio_lease", "ratio_plain"},

@@ -4,12 +4,14 @@ from collections.abc import Iterator
 
 from gpu_orchestrator.api import names
 from tests.forgery.calls import NEIGHBOUR, PODS, SYSTEM, TEAM, Call, Json, create, merge
-from tests.forgery.pods import ASKS, CLAIM, plain, ready
+from tests.forgery.pods import ASKS, CLAIM, container, plain, ready
 
 CLAIMS = f"/apis/gpu.scheduling/v1/namespaces/{TEAM}/gpuclaims"
 WORKLOADS = f"/apis/gpu.warp.dev/v1alpha1/namespaces/{TEAM}/gpuworkloads"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases"
 REPORTS = "/apis/gpu.scheduling/v1/gpunodestatuses"
+NODES = "/api/v1/nodes"
+OWN_PODS = f"/api/v1/namespaces/{SYSTEM}/pods"
 CROWDED, FEW = "crowded", "few-gpus"
 """Namespaces of the tenant with quotas."""
 USED, WORKLOAD = "used", "trained"
@@ -27,6 +29,8 @@ def calls() -> Iterator[Call]:
     yield from workloads()
     yield from leases()
     yield from reports()
+    yield from nodes()
+    yield from own_pods()
     yield from priorities()
     yield from gangs()
     yield from crowds()
@@ -193,6 +197,78 @@ def reports() -> Iterator[Call]:
         yield Call(f"F13 {user} deletes gpu-node-1", "DELETE", at, None, says, user)
     yield Call("F13 tenant makes a report", "POST", REPORTS, report("gpu-node-2"), RBAC)
     yield merge("F13 tenant reports", f"{REPORTS}/gpu-node-1/status", total, RBAC)
+
+
+def counted(amount: str | None) -> Json:
+    """Return a node's status with this amount of our resource."""
+    return {"status": {field: {names.MILLIGPU: amount} for field in ("capacity", "allocatable")}}
+
+
+def nodes() -> Iterator[Call]:
+    """F13: an agent that writes more of nodes than what its own has of our resource, and our taint."""
+    says = "an agent writes to its own node alone"
+    taint = {"spec": {"taints": [{"key": names.MISMATCH_TAINT, "effect": "NoSchedule"}]}}
+    for user in (AGENT_HERE, AGENT_NOWHERE):
+        other = f"{NODES}/gpu-node-1"
+        yield merge(f"F13 {user} counts gpu-node-1", f"{other}/status", counted("1"), says, user=user)
+        yield merge(f"F13 {user} taints gpu-node-1", other, taint, says, user=user)
+    own, says = f"{NODES}/gpu-node-0", "an agent changes nothing of its node but"
+    changed: dict[str, Json] = {
+        "a label": {"metadata": {"labels": {"a": "b"}}},
+        "an annotation": {"metadata": {"annotations": {names.NODE_DEVICES: "{}"}}},
+        "a finalizer": {"metadata": {"finalizers": ["a/b"]}},
+    }
+    for what, body in changed.items():
+        for part in ("", "/status"):
+            yield merge(f"F13 agent changes {what} of node{part}", own + part, body, says, user=AGENT_HERE)
+    spec: dict[str, Json] = {
+        "another taint": {"taints": [{"key": "a/b", "effect": "NoExecute"}]},
+        "unschedulable": {"unschedulable": True},
+    }
+    for what, body in spec.items():
+        yield merge(f"F13 agent sets {what}", own, {"spec": body}, says, user=AGENT_HERE)
+    says = "an agent changes nothing of its node's status but"
+    status: dict[str, Json] = {
+        "fewer CPUs": {"capacity": {"cpu": "1"}},
+        "no GPUs": {"allocatable": {"nvidia.com/gpu": None}},
+        "another resource": {"capacity": {"example.com/a": "1"}},
+        "no condition": {"conditions": []},
+        "an address": {"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}]},
+        "a volume": {"volumesInUse": ["a"]},
+    }
+    for what, body in status.items():
+        yield merge(f"F13 agent writes {what}", f"{own}/status", {"status": body}, says, user=AGENT_HERE)
+
+
+def own_pod(account: str, **spec: object) -> Json:
+    """Return a pod of our namespace."""
+    made = plain(name="ours", **spec)
+    made["metadata"]["namespace"] = SYSTEM
+    made["spec"]["serviceAccountName"] = account
+    return made
+
+
+def own_pods() -> Iterator[Call]:
+    """F7: what only the agent needs of the host, and what nobody needs."""
+    path = [{"name": "host", "hostPath": {"path": "/"}}]
+    for field in ("hostPID", "hostNetwork", "hostIPC"):
+        body = own_pod("default", **{field: True})
+        says = f"only the pods of {names.AGENT} see the host"
+        yield Call(f"F7 pod of ours with {field}", "POST", OWN_PODS, body, says, EDITOR)
+    body = own_pod("default", volumes=path)
+    yield Call("F7 pod of ours with a host path", "POST", OWN_PODS, body, says, EDITOR)
+    says = "of the host, the agent needs its processes"
+    for what, spec in {
+        "network": {"hostNetwork": True},
+        "IPC": {"hostIPC": True},
+        "path": {"volumes": path},
+    }.items():
+        body = own_pod(names.AGENT, **spec)
+        yield Call(f"F7 agent with the host's {what}", "POST", OWN_PODS, body, says, EDITOR)
+    some = container(securityContext={"privileged": True})
+    body = own_pod(names.AGENT, containers=[some])
+    says = f"no pod in namespace {SYSTEM} is privileged"
+    yield Call("F7 privileged agent", "POST", OWN_PODS, body, says, EDITOR)
 
 
 def priorities() -> Iterator[Call]:

@@ -269,6 +269,20 @@ def processes() -> Iterator[Call]:
     yield Call(
         "agent makes its report", "POST", kinds.REPORTS, kinds.report("gpu-node-0"), user=kinds.AGENT_HERE
     )
+    own = f"{kinds.NODES}/gpu-node-0"
+    for amount in ("8000", None):
+        yield merge(
+            f"agent counts {amount} on its node",
+            f"{own}/status",
+            kinds.counted(amount),
+            user=kinds.AGENT_HERE,
+        )
+    for taints in ([{"key": names.MISMATCH_TAINT, "effect": "NoSchedule"}], []):
+        body = {"spec": {"taints": taints}}
+        yield merge(f"agent sets {len(taints)} taints", own, body, user=kinds.AGENT_HERE)
+    seen = [{"name": "socket", "hostPath": {"path": "/var/lib/kubelet/pod-resources"}}]
+    pod = kinds.own_pod(names.AGENT, hostPID=True, volumes=seen)
+    yield Call("agent runs", "POST", kinds.OWN_PODS, pod, user=kinds.EDITOR)
     yield Call("admin makes a report", "POST", kinds.REPORTS, kinds.report("gpu-node-2"), user="admin")
     elsewhere = kinds.LEASES.replace(SYSTEM, TEAM)
     yield Call("tenant makes a lease of its own", "POST", elsewhere, kinds.lease("gpu-mine"))

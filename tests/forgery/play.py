@@ -37,6 +37,8 @@ PROBES = {
     capacity.CLAIMED.name: "F8 claim that is not there",
     components.LEASES.name: "F8 editor frees a device",
     components.REPORTS.name: "F13 agent of gpu-node-0 deletes gpu-node-1",
+    components.NODES.name: "F13 agent of gpu-node-0 counts gpu-node-1",
+    components.OWN_PODS.name: "F7 pod of ours with hostPID",
     components.PRIORITY.name: "F10 plain pod of high priority",
     components.WORKLOAD_PRIORITY.name: "F10 workload of high priority",
 }
@@ -165,6 +167,7 @@ class Play:
         rules = [
             {"apiGroups": ["gpu.scheduling"], "resources": reports, "verbs": everything},
             {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": everything},
+            {"apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": everything},
         ]
         cluster = "/apis/rbac.authorization.k8s.io/v1"
         self.admin("POST", f"{cluster}/clusterroles", {"metadata": {"name": "agent"}, "rules": rules})

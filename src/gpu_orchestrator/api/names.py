@@ -102,6 +102,9 @@ NODE_MODES = (CLAIMS_MODE, PLUGIN_MODE)
 HIDE_GPUS = "gpu.scheduling/hide-gpus"
 ALLOW_HIGH_PRIORITY = "gpu.scheduling/allow-high-priority"
 
+# Taint of a node where a pod uses a device that it was not given, if the agent's settings ask for it.
+MISMATCH_TAINT = "gpu.scheduling/mismatch"
+
 # Domains whose extended resources are GPUs, or parts of them such as `nvidia.com/mig-1g.10gb`, and words in
 # the names of those that are not: network adapters, and Intel's access for monitoring.
 GPU_DOMAINS = ("nvidia.com/", "amd.com/", "gpu.intel.com/")

@@ -64,6 +64,7 @@ COMMANDS = (
     ),
     Command("scheduler", "scheduler:scheduler", KUBERNETES, "Bind pods that claim GPUs to exact devices."),
     Command("webhook", "webhook:webhook", KUBERNETES, "Fill in pods that claim GPUs before they are stored."),
+    Command("agent", "agent:agent", KUBERNETES, "Report the GPUs of one node, and who uses them."),
 )
 
 

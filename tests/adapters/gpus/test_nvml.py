@@ -7,6 +7,7 @@ import pytest
 
 from gpu_orchestrator.adapters.gpus.gpu import Process
 from gpu_orchestrator.adapters.gpus.nvml import Nvml
+from gpu_orchestrator.adapters.gpus.xids import PASSING_S, Xids
 from gpu_orchestrator.api.units import MIB
 from tests.support import recorded_nvml
 from tests.support.recorded_nvml import RecordedNvml
@@ -120,6 +121,24 @@ def test_faults_are_received_though_another_device_is_lost(driver: RecordedNvml)
     assert [device.uuid for device in gpus.devices()] == ["GPU-1"]
     driver.events = [("1", 79)]
     assert gpus.readings()[0].xid == 79
+
+
+def test_error_that_passes_counts_until_it_has_not_come_for_a_while(driver: RecordedNvml) -> None:
+    now = [0.0]
+    gpus = Nvml()
+    gpus._xids = Xids(clock=lambda: now[0])
+    gpus.devices()
+    driver.events = [("1", 74)]
+    assert [each.xid for each in gpus.readings()] == [0, 74]
+    now[0] = PASSING_S - 1
+    driver.events = [("1", 94)]
+    assert gpus.readings()[1].xid == 94
+    now[0] += PASSING_S
+    assert (gpus.readings()[1].xid, gpus.readings()[1].problem) == (0, "")
+    driver.events = [("1", 74), ("1", 48)]
+    assert gpus.readings()[1].xid == 48
+    now[0] += 10 * PASSING_S
+    assert gpus.readings()[1].xid == 48, "until the device is reset"
 
 
 def test_driver_older_than_the_library_tells_no_processes(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from controlplane.api import ApiError
 from controlplane.cluster import Cluster
 from controlplane.errors import ClusterError
 from tests.support.operator_process import SYSTEM, Operator, Site, eventually
@@ -14,6 +15,7 @@ from tests.support.paths import ROOT
 from tests.support.scheduler_stage import EXAMPLES, REFUSE, Stage, pod, until
 
 Json = dict[str, Any]
+AGENT = "gpu-scheduler-agent"
 CONTROLLERS = ("gpu-orchestrator-controller-manager", "gpu-scheduler", "gpu-scheduler-webhook")
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
@@ -107,7 +109,7 @@ def apply_example(site: Site, name: str) -> None:
 def shipped(kind: str) -> dict[str, Json]:
     """Return the objects of one kind that the folders of the processes and config/priority have."""
     found = {}
-    for folder in ("manager", "scheduler", "webhook", "priority"):
+    for folder in ("manager", "scheduler", "webhook", "agent", "priority"):
         for path in (ROOT / "config" / folder).glob("*.yaml"):
             for each in yaml.safe_load_all(path.read_text()):
                 if each["kind"] == kind:
@@ -137,6 +139,31 @@ def test_replicas_are_spread_and_not_drained_together(name: str) -> None:
     for each in spread:
         assert each["labelSelector"]["matchLabels"] == template["metadata"]["labels"]
         assert each["whenUnsatisfiable"] == "ScheduleAnyway", "one node must be enough"
+
+
+@pytest.mark.parametrize(("name", "is_allowed"), [*((each, True) for each in CONTROLLERS), (AGENT, False)])
+def test_all_but_the_agent_would_run_in_a_restricted_namespace(
+    operator_cluster: Cluster, name: str, is_allowed: bool
+) -> None:
+    """Ours is not, because of the agent: Pod Security knows no exception for one DaemonSet."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    body = {"metadata": {"name": f"restricted-{name}", "labels": labels}}
+    operator_cluster.api.request("POST", "/api/v1/namespaces", body)
+    template = (shipped("Deployment") | shipped("DaemonSet"))[name]["spec"]["template"]
+    spec = {**template["spec"], "serviceAccountName": "default", "automountServiceAccountToken": False}
+    spec.pop("priorityClassName")
+    made = {"metadata": {"name": "p", "labels": template["metadata"]["labels"]}, "spec": spec}
+    path = f"/api/v1/namespaces/restricted-{name}/pods?dryRun=All"
+
+    def answer() -> str:
+        try:
+            operator_cluster.api.request("POST", path, made)
+        except ApiError as error:
+            return str(error)
+        return "allowed"
+
+    until(lambda: "default" not in answer() or "not found" not in answer(), "the ServiceAccount is there")
+    assert ("allowed" in answer()) if is_allowed else ("violates PodSecurity" in answer())
 
 
 def test_leader_lease_of_the_operator_does_not_queue_with_tenants(

@@ -40,6 +40,8 @@ class Patch(Enum):
 
     MERGE = "application/merge-patch+json"
     STRATEGIC = "application/strategic-merge-patch+json"
+    APPLY = "application/apply-patch+yaml"
+    """Server-side apply; JSON is YAML, too. Creates the object if it is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,24 @@ class Client:
         unguarded = b'"resourceVersion"' not in encoded
         answer = await self.send(operation, request, idempotent=True, racy=unguarded)
         return codec.decode(resource, answer)
+
+    async def apply(
+        self,
+        resource: Resource[T],
+        name: str,
+        obj: Body,
+        namespace: str = "",
+        *,
+        manager: str,
+        subresource: str = "",
+    ) -> T:
+        """Make these fields of an object be as given, by server-side apply, also where another manager owns
+        them. Fields that `manager` applied before and that are not given now are removed. Creates the object
+        if it is not there; a subresource cannot do that and raises NotFound."""
+        operation = _operation("patch", resource, name, namespace, subresource)
+        path = target(resource, name, namespace, subresource, {"fieldManager": manager, "force": "true"})
+        request = Request("PATCH", path, codec.encode(resource, obj), Patch.APPLY.value)
+        return codec.decode(resource, await self.send(operation, request, idempotent=True, racy=True))
 
     async def delete(
         self,

@@ -117,4 +117,101 @@ WORKLOAD_PRIORITY = Policy(
     ),
 )
 
-POLICIES = (LEASES, REPORTS, PRIORITY, WORKLOAD_PRIORITY)
+_STATUS_OF_OTHERS = (
+    "addresses",
+    "conditions",
+    "daemonEndpoints",
+    "nodeInfo",
+    "phase",
+    "volumesAttached",
+    "volumesInUse",
+)
+_COUNTED = ("capacity", "allocatable")
+
+
+def _unchanged(part: str) -> str:
+    return f"object.{part} == oldObject.{part}"
+
+
+def _only_ours_changed(field: str) -> str:
+    """Return a condition that is true if of these amounts nothing changed but our resource."""
+    new, before = (f"dyn({each}).status.?{field}.orValue({{}})" for each in ("object", "oldObject"))
+    same = f"{before}.all(key, key == '{names.MILLIGPU}' || (key in {new} && {new}[key] == {before}[key]))"
+    return f"{same} && {new}.all(key, key == '{names.MILLIGPU}' || key in {before})"
+
+
+def _taints_of_others(of: str) -> str:
+    return f"{of}.spec.?taints.orValue([]).filter(taint, taint.key != '{names.MISMATCH_TAINT}')"
+
+
+NODES = Policy(
+    "gpu-orchestrator-agent-nodes",
+    "An agent writes of its own node what it counts of our resource, and our taint.\n"
+    "A role cannot say that: whoever has an agent's token has the rights of all agents.",
+    (Resources(("nodes", "nodes/status"), ("UPDATE",)),),
+    (
+        Validation(
+            "object.metadata.name in variables.nodes",
+            "'an agent writes to its own node alone, not to ' + object.metadata.name",
+            is_computed=True,
+        ),
+        Validation(
+            " && ".join(
+                (
+                    _unchanged("metadata.?labels"),
+                    _unchanged("metadata.?annotations"),
+                    _unchanged("metadata.?ownerReferences"),
+                    _unchanged("metadata.?finalizers"),
+                    _unchanged("spec.?unschedulable"),
+                    _unchanged("spec.?providerID"),
+                    f"{_taints_of_others('object')} == {_taints_of_others('oldObject')}",
+                )
+            ),
+            f"an agent changes nothing of its node but {names.MILLIGPU} and the taint {names.MISMATCH_TAINT}",
+        ),
+        Validation(
+            " && ".join(
+                (
+                    *(_only_ours_changed(each) for each in _COUNTED),
+                    *(_unchanged(f"status.?{each}") for each in _STATUS_OF_OTHERS),
+                )
+            ),
+            f"an agent changes nothing of its node's status but {names.MILLIGPU}",
+        ),
+    ),
+    conditions={"by-an-agent": cel.IS_AGENT},
+    variables=_NODES,
+    namespaces=None,
+)
+
+_HOST = ("hostPID", "hostNetwork", "hostIPC")
+
+OWN_PODS = Policy(
+    "gpu-orchestrator-own-pods",
+    "In our namespace only the agent sees the host: its processes and the kubelet's socket. Nobody is "
+    "privileged.",
+    (Resources(("pods",), ("CREATE",)),),
+    (
+        Validation(
+            f"variables.isAgent || ({' && '.join(f'!object.spec.?{each}.orValue(false)' for each in _HOST)} "
+            "&& object.spec.?volumes.orValue([]).all(volume, !has(volume.hostPath)))",
+            f"in namespace {names.NAMESPACE} only the pods of {names.AGENT} see the host; run this one "
+            "elsewhere",
+        ),
+        Validation(
+            f"({cel.CONTAINERS}).all(container, !container.?securityContext.?privileged.orValue(false))",
+            f"no pod in namespace {names.NAMESPACE} is privileged; run this one elsewhere",
+        ),
+        Validation(
+            "!variables.isAgent || (!object.spec.?hostNetwork.orValue(false) && "
+            "!object.spec.?hostIPC.orValue(false) && object.spec.?volumes.orValue([]).all(volume, "
+            "!has(volume.hostPath) || volume.hostPath.path.startsWith('/var/lib/kubelet/')))",
+            "of the host, the agent needs its processes (hostPID) and the kubelet's sockets "
+            "(/var/lib/kubelet); remove the rest",
+        ),
+    ),
+    variables={"isAgent": f"object.spec.?serviceAccountName.orValue('') == '{names.AGENT}'"},
+    namespaces={"matchLabels": {NAMESPACE_NAME: names.NAMESPACE}},
+)
+
+POLICIES = (LEASES, REPORTS, NODES, OWN_PODS, PRIORITY, WORKLOAD_PRIORITY)

@@ -20,9 +20,10 @@ from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.adapters.kube.transport.codec import ignore_answer
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
 from gpu_orchestrator.adapters.pacer import Pacer
-from gpu_orchestrator.api import inventory, names, quantity
+from gpu_orchestrator.api import inventory
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import NODES, Node
+from gpu_orchestrator.api.nodecapacity import status_patch
 from gpu_orchestrator.api.wire import Json
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.core.cluster import Cluster
@@ -120,24 +121,3 @@ class NodeCapacity:
             log.info("capacity of node", node=name, **due["status"])
         self._replaced[name] = node.metadata.resource_version
         await asyncio.sleep(self._pause_s)
-
-
-def status_patch(node: Node, milligpu: int | None) -> Json | None:
-    """Return the patch with which the node's status shows this number in `capacity` and in `allocatable`, or
-    without it (None); None if it does already."""
-    wanted = None if milligpu is None else str(milligpu)
-    shown = {"capacity": node.status.capacity, "allocatable": node.status.allocatable}
-    changed = {
-        field: {names.MILLIGPU: wanted}
-        for field, amounts in shown.items()
-        if _number(amounts.get(names.MILLIGPU)) != milligpu
-    }
-    return {"status": changed} if changed else None
-
-
-def _number(text: str | None) -> int | None:
-    """Return the number; -1, which no node has, for text that is not one."""
-    try:
-        return None if text is None else quantity.whole(text)
-    except quantity.BadQuantity:
-        return -1

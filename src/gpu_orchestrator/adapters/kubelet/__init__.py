@@ -1,0 +1,1 @@
+"""What the kubelet of this node says over its own sockets."""

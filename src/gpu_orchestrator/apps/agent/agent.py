@@ -1,0 +1,283 @@
+"""Connects the parts: looks at the devices again and again, and hands what it finds to those who write.
+
+    look ──► memory (ids, health) ──┐
+    kubelet, processes ──► usage ───┴──► survey ──► publisher ──► capacity
+                             └──► mismatch ──► event, metric, taint
+
+Looking never waits for the API server: metrics and health stay true while it is away.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+
+from gpu_orchestrator.adapters.background import wait_until_set
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound
+from gpu_orchestrator.adapters.kube.events import Recorder
+from gpu_orchestrator.adapters.kube.informer.watch import Watch
+from gpu_orchestrator.adapters.kubelet.pod_resources import GivenDevices, PodResources
+from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES, GpuNodeStatus
+from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
+from gpu_orchestrator.api.wire import OwnerReference
+from gpu_orchestrator.apps.agent import mismatch, survey, usage
+from gpu_orchestrator.apps.agent.capacity import Capacity
+from gpu_orchestrator.apps.agent.health import Rules
+from gpu_orchestrator.apps.agent.heartbeat import Heartbeat
+from gpu_orchestrator.apps.agent.looker import Looker
+from gpu_orchestrator.apps.agent.memory import Memory
+from gpu_orchestrator.apps.agent.metrics import Metrics, Shown
+from gpu_orchestrator.apps.agent.mismatch import Mismatches
+from gpu_orchestrator.apps.agent.publisher import Publisher
+from gpu_orchestrator.apps.agent.settings import Settings
+from gpu_orchestrator.apps.agent.survey import Look
+from gpu_orchestrator.apps.agent.taint import Tainter
+from gpu_orchestrator.apps.agent.usage import Users
+
+TURN_S = (240.0, 360.0)
+"""How long a watch lasts: thousands of agents that watched again every half minute would be a load."""
+ANSWER_S = 10.0
+"""How long one look may take before it counts as failed; the look itself goes on."""
+SILENT_S = 30.0
+"""How long a driver may be silent before its devices count as unhealthy."""
+RETRY_S = 5.0
+KEEP_S = 60.0
+"""How long the kubelet's last answer counts while it does not answer."""
+
+log = structlog.get_logger()
+
+
+class Agent:
+    """A `Component` of `adapters/kube/process.py`."""
+
+    def __init__(
+        self,
+        client: Client,
+        settings: Settings,
+        looker: Looker,
+        *,
+        identity: str,
+        recorder: Recorder,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._client, self._settings, self._looker = client, settings, looker
+        self._metrics, self._clock = metrics, clock
+        self._rules = Rules(
+            settings.temperature_limit_c, settings.recovery_seconds, settings.longest_recovery_seconds
+        )
+        here = settings.node_name
+        self._pods = Watch(client, PODS, fields=f"spec.nodeName={here}", indices={"uid": _uid}, turn_s=TURN_S)
+        self._nodes = Watch(client, NODES, fields=f"metadata.name={here}", turn_s=TURN_S)
+        self._kubelet = PodResources(settings.pod_resources_socket)
+        self.publisher = Publisher(
+            client,
+            here,
+            refresh_s=settings.refresh_seconds,
+            clock=clock,
+            owner=self._owner,
+            metrics=metrics,
+            written=lambda: self._capacity.check(),
+        )
+        self._capacity = Capacity(
+            client, self._node, lambda: self.publisher.report, metrics=metrics, clock=clock
+        )
+        self._nodes.on_change(lambda old, new: self._capacity.check())
+        self._heartbeat = Heartbeat(
+            client,
+            here,
+            settings.namespace,
+            identity=identity,
+            every_s=settings.heartbeat_seconds,
+            clock=clock,
+            owner=self._owner,
+            is_current=lambda: self.publisher.is_current,
+        )
+        self._mismatches = Mismatches(
+            client,
+            settings,
+            pod=self._pod,
+            node=self._node,
+            recorder=recorder,
+            metrics=metrics,
+            clock=clock,
+        )
+        self._tainter = Tainter(client, here, metrics) if settings.taint_on_mismatch else None
+        self._memory = Memory()
+        self._last, self._looked_at, self._observed = Look(), clock(), datetime.now(UTC)
+        self._answer: tuple[GivenDevices, ...] = ()
+        self._answered_at = clock()
+        self._idle = ""
+        self._stopped = asyncio.Event()
+
+    @property
+    def watches(self) -> Sequence[Watch[Any]]:
+        return self._nodes, self._pods
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def unready(self) -> str:
+        """Return what keeps the report from being current; empty if nothing does. An agent without devices
+        is ready: it has nothing to report."""
+        if self._idle:
+            return ""
+        if self._clock() - self._looked_at >= SILENT_S:
+            return "the driver does not answer"
+        return self._heartbeat.waits_for or ("" if self.publisher.is_current else "no current report")
+
+    async def work(self) -> None:
+        if not await self._until_stopped(self._wait_for_devices()):
+            return
+        if not await self._until_stopped(self._heartbeat.acquire()):
+            return
+        try:
+            if await self._until_stopped(self._recall()):
+                await self._run()
+        finally:
+            self._kubelet.close()
+            await self._heartbeat.release()
+
+    async def _until_stopped(self, work: Any) -> bool:
+        """Return True if the work ended, False if the process was asked to stop before."""
+        task, stopped = asyncio.ensure_future(work), asyncio.create_task(self._stopped.wait())
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if task.done():
+            await task
+            return True
+        task.cancel()
+        await asyncio.wait({task})
+        return False
+
+    async def _wait_for_devices(self) -> None:
+        """Do nothing on a node without devices: a report of none would hide what a device plugin counts. But
+        a node that had some keeps its report, which then says that they are lost."""
+        await self._recall()
+        while not self._memory.ids:
+            await self._scan()
+            if self._memory.ids:
+                break
+            if not self._idle:
+                self._idle = "no GPU, or no driver"
+                log.info("no GPU here; looking again and again", why="; ".join(self._looker.notes))
+            await asyncio.sleep(max(self._settings.scan_seconds, RETRY_S))
+        self._idle = ""
+
+    async def _recall(self) -> None:
+        """Start from our own last report."""
+        while True:
+            try:
+                report = await self._own_report()
+            except KubeError as error:
+                log.warning("own report not read", error=str(error))
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._memory = Memory.of(report, self._clock())
+            return
+
+    async def _own_report(self) -> GpuNodeStatus | None:
+        try:
+            return await self._client.get(GPU_NODE_STATUSES, self._settings.node_name)
+        except NotFound:
+            return None
+
+    async def _run(self) -> None:
+        async with AsyncExitStack() as stack:
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            tasks = [
+                group.create_task(self._scan_again_and_again()),
+                group.create_task(self.publisher.run(self._stopped)),
+                group.create_task(self._capacity.run(self._stopped)),
+                group.create_task(self._heartbeat.run(self._stopped)),
+                group.create_task(self._mismatches.run()),
+            ]
+            await self._stopped.wait()
+            for task in tasks:
+                task.cancel()
+
+    async def _scan_again_and_again(self) -> None:
+        while not self._stopped.is_set():
+            started = self._clock()
+            await self._scan()
+            await self._take_in()
+            if self._tainter is not None:
+                await self._tainter.set(bool(self._mismatches.found))
+            left_s = self._settings.scan_seconds - (self._clock() - started)
+            await wait_until_set(self._stopped, max(left_s, 0.05))
+
+    async def _scan(self) -> None:
+        """Look once, and take in what was seen. Never fails: a driver that does not answer is a finding."""
+        started, rules = self._clock(), self._rules
+        try:
+            look = await self._looker.look(within_s=ANSWER_S)
+        except Exception as error:  # the edge of one look
+            self._metrics.error("look")
+            silent_s = self._clock() - self._looked_at
+            log.warning("look failed", error=repr(error), silent_s=round(silent_s))
+            if silent_s >= SILENT_S:
+                self._memory = self._memory.unread(silent_s, self._clock(), rules)
+            return
+        self._metrics.scans.observe(self._clock() - started)
+        self._last, self._looked_at, self._observed = look, self._clock(), datetime.now(UTC)
+        forget_s = self._settings.forget_seconds
+        before = self._memory.conditions
+        self._memory = self._memory.after(look, self._looked_at, rules=rules, forget_s=forget_s)
+        self._log_changes(before)
+
+    def _log_changes(self, before: Any) -> None:
+        for uuid, now in self._memory.conditions.items():
+            old = before.get(uuid)
+            if now.fault != (old.fault if old else None):
+                reason = now.fault.reason if now.fault else ""
+                log.warning("health of device", device=self._memory.ids[uuid], uuid=uuid, unhealthy=reason)
+
+    async def _take_in(self) -> None:
+        """Find out who uses the devices, and hand everything on."""
+        look, ids = self._last, self._memory.ids
+        own = self._uid_of(self._settings.namespace, self._settings.pod_name)
+        on_device, given = usage.of_processes(look, own), await self._given()
+        users = usage.joined(on_device, given)
+        self._mismatches.observe(mismatch.uses(on_device, ids), mismatch.uses(given, ids))
+        status = survey.survey(look, self._memory.findings(look, users), self._observed)
+        self._memory = self._memory.with_published(status.devices)
+        self._metrics.shown = Shown(look, ids, self._memory.conditions, users, self._names(users))
+        self.publisher.offer(status)
+
+    async def _given(self) -> Users:
+        """Return what the kubelet gave. While it restarts, its last answer counts for a moment."""
+        answer, now = await self._kubelet.list(), self._clock()
+        if answer is not None:
+            self._answer, self._answered_at = answer, now
+        elif now - self._answered_at >= KEEP_S:
+            self._answer = ()
+        return usage.of_kubelet(self._last, self._answer, self._uid_of)
+
+    def _uid_of(self, namespace: str, name: str) -> str | None:
+        pod = self._pods.store.get(f"{namespace}/{name}")
+        return pod.metadata.uid if pod else None
+
+    def _names(self, users: Users) -> dict[str, tuple[str, str]]:
+        """Return namespace and name of the pods that use a device, by UID."""
+        uids = {uid for found in users.values() for uid in found}
+        pods = [pod for uid in uids if (pod := self._pod(uid))]
+        return {pod.metadata.uid: (pod.metadata.namespace, pod.metadata.name) for pod in pods}
+
+    def _pod(self, uid: str) -> Pod | None:
+        return next(iter(self._pods.store.by("uid", uid)), None)
+
+    def _node(self) -> Node | None:
+        return self._nodes.store.get(self._settings.node_name)
+
+    def _owner(self) -> list[OwnerReference]:
+        """Return the Node as owner: what the agent writes is deleted with it."""
+        node = self._node()
+        return [OwnerReference("v1", "Node", node.metadata.name, node.metadata.uid)] if node else []
+
+
+def _uid(pod: Pod) -> tuple[str]:
+    return (pod.metadata.uid,)

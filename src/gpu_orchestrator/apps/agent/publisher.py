@@ -1,0 +1,126 @@
+"""Write the node's GpuNodeStatus: when something changed beyond noise, and at least every `refresh_s`.
+
+Server-side apply, so that what the agent no longer sees goes away. A burst of changes is a few writes, then
+one every few seconds with the newest state: see `pace`.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import structlog
+
+from gpu_orchestrator.adapters.background import wait_until_set
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound
+from gpu_orchestrator.adapters.kube.transport.codec import ignore_answer
+from gpu_orchestrator.api.gpunodestatus import (
+    GPU_NODE_STATUSES,
+    GpuNodeStatus,
+    GpuNodeStatusSpec,
+    GpuNodeStatusStatus,
+)
+from gpu_orchestrator.api.names import AGENT
+from gpu_orchestrator.api.wire import ObjectMeta, OwnerReference
+from gpu_orchestrator.apps.agent import survey
+from gpu_orchestrator.apps.agent.metrics import Metrics
+from gpu_orchestrator.apps.agent.pace import Pace
+
+BURST, EVERY_S = 6, 5.0
+RETRY_S = (1.0, 30.0)
+OVERDUE_S = 60.0
+"""A change that could not be written for so long: the report is not current any more."""
+
+_STATUSES = ignore_answer(GPU_NODE_STATUSES)
+
+log = structlog.get_logger()
+
+
+class Publisher:
+    """`written` is called after each write. `owner` returns the Node, so that the report is deleted with
+    it."""
+
+    def __init__(
+        self,
+        client: Client,
+        node: str,
+        *,
+        refresh_s: float,
+        clock: Callable[[], float],
+        owner: Callable[[], list[OwnerReference]],
+        metrics: Metrics,
+        written: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._client, self._node, self._refresh_s = client, node, refresh_s
+        self._clock, self._owner, self._metrics, self._written = clock, owner, metrics, written
+        self._pace = Pace(BURST, EVERY_S)
+        self._changed = asyncio.Event()
+        self._latest: GpuNodeStatusStatus | None = None
+        self.published: GpuNodeStatusStatus | None = None
+        self._behind_since: float | None = None
+
+    @property
+    def report(self) -> GpuNodeStatus | None:
+        """What was written last, as others read it."""
+        return self._object(self.published) if self.published is not None else None
+
+    @property
+    def is_current(self) -> bool:
+        """True if the report is what the agent sees, or has been for less than a minute."""
+        behind = self._behind_since
+        return self.published is not None and (behind is None or self._clock() - behind < OVERDUE_S)
+
+    def offer(self, status: GpuNodeStatusStatus) -> None:
+        """Keep the newest status, and write it if it says something new."""
+        self._latest = status
+        if self.published is None or survey.differs(self.published, status):
+            self._changed.set()
+            self._behind_since = self._clock() if self._behind_since is None else self._behind_since
+
+    async def run(self, stopped: asyncio.Event) -> None:
+        failures = 0
+        while not stopped.is_set():
+            await wait_until_set(self._changed, self._pause_s(failures))
+            if wait_s := self._pace.wait_s(self._clock()):
+                await wait_until_set(stopped, wait_s)
+                continue
+            if self._latest is not None and not stopped.is_set():
+                failures = 0 if await self._publish(self._latest) else failures + 1
+            if failures:
+                least, most = RETRY_S
+                await wait_until_set(stopped, min(least * 2.0 ** (failures - 1), most))
+
+    def _pause_s(self, failures: int) -> float:
+        if failures:
+            return 0.0
+        return self._refresh_s * random.uniform(0.8, 1.0)  # noqa: S311 - spreads load
+
+    async def _publish(self, status: GpuNodeStatusStatus) -> bool:
+        self._changed.clear()
+        try:
+            await self._write(status)
+        except KubeError as error:
+            self._metrics.error("report")
+            log.warning("report not written", node=self._node, error=str(error))
+            self._changed.set()
+            return False
+        self._metrics.wrote("report")
+        self.published, self._behind_since = status, None
+        if self._latest is not None:
+            self.offer(self._latest)  # it may have changed meanwhile
+        self._written()
+        return True
+
+    async def _write(self, status: GpuNodeStatusStatus) -> None:
+        try:
+            await self._apply(self._object(status), "status")
+        except NotFound:
+            await self._apply(self._object(GpuNodeStatusStatus()), "")
+            await self._apply(self._object(status), "status")
+
+    async def _apply(self, report: GpuNodeStatus, subresource: str) -> None:
+        await self._client.apply(_STATUSES, self._node, report, manager=AGENT, subresource=subresource)
+
+    def _object(self, status: GpuNodeStatusStatus) -> GpuNodeStatus:
+        meta = ObjectMeta(name=self._node, owner_references=self._owner())
+        return GpuNodeStatus(meta, GpuNodeStatusSpec(self._node), status)

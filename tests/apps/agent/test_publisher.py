@@ -1,0 +1,143 @@
+"""When the report is written, and how often at most."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.errors import Unreachable
+from gpu_orchestrator.api.gpunodestatus import GpuNodeStatusStatus
+from gpu_orchestrator.apps.agent import publisher, survey
+from gpu_orchestrator.apps.agent.health import Condition, Fault
+from gpu_orchestrator.apps.agent.metrics import Metrics
+from gpu_orchestrator.apps.agent.pace import Pace
+from gpu_orchestrator.apps.agent.publisher import Publisher
+from gpu_orchestrator.apps.agent.survey import Findings
+from tests.support.agent_builders import NODE, Server, device, look, reading
+from tests.support.scripted_transport import refusal
+
+pytestmark = pytest.mark.looptime
+REFRESH_S = 300.0
+ILL = Condition(Fault(3, "XID 79"), 0.0)
+
+
+def status(*, ill: bool = False, users: frozenset[str] = frozenset(), used: int = 0) -> GpuNodeStatusStatus:
+    seen = look(device(0), readings=[reading(used_mib=used)])
+    found = Findings({"GPU-0": 0}, {"GPU-0": ILL} if ill else {}, {"GPU-0": users})
+    return survey.survey(seen, found, datetime.now(UTC))
+
+
+@asynccontextmanager
+async def publishing(server: Server) -> AsyncIterator[Publisher]:
+    made = Publisher(
+        Client(server).with_limits(patience_s=0),
+        NODE,
+        refresh_s=REFRESH_S,
+        clock=asyncio.get_running_loop().time,
+        owner=list,
+        metrics=Metrics(NODE),
+    )
+    running = asyncio.create_task(made.run(asyncio.Event()))
+    yield made
+    running.cancel()
+
+
+async def test_first_report_makes_the_object_then_its_status() -> None:
+    server = Server()
+    server.refused = {f"/apis/gpu.scheduling/v1/gpunodestatuses/{NODE}/status": [refusal(404, "NotFound")]}
+    async with publishing(server) as made:
+        assert not made.is_current
+        made.offer(status())
+        await asyncio.sleep(0.1)
+        assert made.is_current
+    targets = [each.target.partition("?") for each in server.requests]
+    assert [path.rpartition("/")[2] for path, _, _ in targets] == ["status", NODE, "status"]
+    assert {query for _, _, query in targets} == {"fieldManager=gpu-scheduler-agent&force=true"}
+    assert server.writes()[1]["spec"] == {"nodeName": NODE}
+
+
+async def test_noise_is_written_only_with_the_refresh() -> None:
+    server = Server()
+    async with publishing(server) as made:
+        for second in range(600):
+            made.offer(status(used=second))
+            await asyncio.sleep(1)
+    assert 2 <= len(server.writes()) <= 4
+    assert server.writes()[-1]["status"]["devices"][0]["usedMemoryMiB"] > 200, "readings ride along"
+
+
+async def test_change_is_written_at_once() -> None:
+    server = Server()
+    async with publishing(server) as made:
+        made.offer(status())
+        await asyncio.sleep(100)
+        made.offer(status(ill=True))
+        await asyncio.sleep(0.01)
+    assert [each["status"]["devices"][0]["health"] for each in server.writes()] == ["Healthy", "Unhealthy"]
+
+
+async def test_writes_are_bounded_and_end_with_the_truth() -> None:
+    """A pod that takes up and leaves a device sixty times a minute."""
+    server = Server()
+    async with publishing(server) as made:
+        for half in range(2 * 60 * 5):
+            made.offer(status(users=frozenset({"pod"} if half % 2 else ())))
+            await asyncio.sleep(0.5)
+        flapped = len(server.writes())
+        made.offer(status(users=frozenset({"last"})))
+        await asyncio.sleep(publisher.EVERY_S + 0.1)
+    assert flapped <= publisher.BURST + 5 * 60 / publisher.EVERY_S + 1
+    assert server.writes()[-1]["status"]["devices"][0]["inUseBy"] == ["last"]
+
+
+async def test_server_that_is_away_gets_the_newest_state_when_it_is_back() -> None:
+    server = Server()
+    async with publishing(server) as made:
+        made.offer(status())
+        await asyncio.sleep(1)
+        server.away = Unreachable("away")
+        made.offer(status(ill=True))
+        await asyncio.sleep(publisher.OVERDUE_S - 1)
+        assert made.is_current
+        await asyncio.sleep(2)
+        assert not made.is_current, "no sign of life for a report that is out of date"
+        made.offer(status(users=frozenset({"new"})))
+        server.away = None
+        await asyncio.sleep(31)
+        assert made.is_current
+    (_, last) = server.writes()
+    assert last["status"]["devices"][0]["inUseBy"] == ["new"]
+
+
+async def test_refusal_is_retried_and_does_not_end_the_agent() -> None:
+    server = Server()
+    path = f"/apis/gpu.scheduling/v1/gpunodestatuses/{NODE}/status"
+    server.refused = {path: [refusal(403, "Forbidden", "is written by the agent on that node alone")] * 3}
+    async with publishing(server) as made:
+        made.offer(status())
+        await asyncio.sleep(10)
+        assert made.is_current
+    assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize(("burst", "every_s"), [(1, 1.0), (6, 5.0)])
+def test_pace(burst: int, every_s: float) -> None:
+    pace = Pace(burst, every_s)
+    assert [pace.wait_s(100.0) for _ in range(burst)] == [0.0] * burst
+    assert pace.wait_s(100.0) == pytest.approx(every_s)
+    assert pace.wait_s(100.0 + every_s) == 0.0
+    assert pace.wait_s(99.0) > 0, "a clock that goes back earns nothing"
+
+
+def test_steady_writes_of_a_large_cluster(figure: Any) -> None:
+    """What 5,000 idle nodes write in a minute, by the rule: reports and heartbeats."""
+    nodes, heartbeat_s = 5000, 30.0
+    reports = nodes * 60 / (REFRESH_S * 0.9)
+    heartbeats = nodes * 60 / (heartbeat_s * 0.95)
+    figure(f"5,000 idle nodes write {reports:,.0f} reports and {heartbeats:,.0f} heartbeats a minute")
+    assert reports < 1200
+    assert heartbeats < 11_000
