@@ -25,6 +25,7 @@ ANSWER = {
     names.ALLOCATED: f"{NODE}:0,1",
     names.VISIBLE_DEVICES: "GPU-0,GPU-1",
     names.LOCAL_DEVICES: "GPU-0,GPU-1",
+    names.MPS_FOLDER: "team-0",
 }
 """What the scheduler wrote on the pod `bound`."""
 STATUS = "cannot write the status of a pod with GPUs"
