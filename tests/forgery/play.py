@@ -236,7 +236,7 @@ class Play:
             at = f"/api/v1/namespaces/{space}/resourcequotas"
             for name, hard in made.items():
                 self.admin("POST", at, {"metadata": {"name": name}, "spec": {"hard": hard}})
-            until(lambda at=at: all(map(_is_counted, self.admin("GET", at)["items"])), "quotas", 60)  # type: ignore[misc]
+            until(lambda at=at: all(map(_is_counted, self.admin("GET", at)["items"])), "quotas", 180)  # type: ignore[misc]
 
 
 def _is_counted(quota: Json) -> bool:

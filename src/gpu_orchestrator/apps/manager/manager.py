@@ -90,7 +90,7 @@ class Manager:
         self.embedded, self.connections = deps.embedded, deps.connections
         self.signing = Signing.of(settings, store.database, deps.seal, deps.callback_secret)
         self.started = monotonic()
-        self.metrics = Metrics()
+        self.metrics = Metrics(at_once=deps.place is not None)
         self.connections.on_closed = lambda reason: self.metrics.connections_closed.labels(reason).inc()
         self.audit = Audit(store.audit, self.metrics.audit_dropped)
         self.memory = MemoryPolicy(settings.gpu_memory_threshold, settings.gpu_memory_headroom)

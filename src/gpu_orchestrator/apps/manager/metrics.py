@@ -1,7 +1,8 @@
 """The Prometheus metrics of the manager. `GET /metrics` shows them.
 
 What happens for every task or request is counted in plain numbers first, and written to the metrics before
-they are read (`write`): prometheus_client makes about ten calls for each number.
+they are read (`write`): prometheus_client makes about ten calls for each number. One of several processes
+writes at once: its numbers are in a file that outlives it, and a killed process must not take counts along.
 """
 
 from bisect import bisect_left
@@ -30,6 +31,8 @@ class Tally:
 
     def write(self) -> None:
         """Write them. The attributes are not public; `test_metrics.py` compares with `Histogram.observe`."""
+        if not any(self._counts):
+            return
         for bucket, count in zip(self._histogram._buckets, self._counts, strict=True):
             bucket.inc(count)
         self._histogram._sum.inc(self._sum)
@@ -37,7 +40,8 @@ class Tally:
 
 
 class Metrics:
-    def __init__(self) -> None:
+    def __init__(self, *, at_once: bool = False) -> None:
+        self._at_once = at_once
         self.registry, self.gauges = CollectorRegistry(), CollectorRegistry()
         self.tasks = Counter(
             "tasks", "Ended attempts by the task's status afterwards", ["status"], registry=self.registry
@@ -130,6 +134,7 @@ class Metrics:
 
     def dispatched(self, waited_s: float) -> None:
         self._dispatch.observe(max(waited_s, 0.0))
+        self._counted()
 
     def ended(self, status: str, seconds: float) -> None:
         self._ended[status] += 1
@@ -138,6 +143,7 @@ class Metrics:
             self.average_s += (seconds - self.average_s) * (0.05 if self.average_s else 1.0)
         elif status == "queued":
             self.redelivered.inc()
+        self._counted()
 
     def refused(self, owner: str, limit: str) -> None:
         self.refusals.labels(owner, limit).inc()
@@ -148,6 +154,11 @@ class Metrics:
         if tally is None:
             tally = self._answered_s[route] = Tally(self.request_s.labels(route), FAST)
         tally.observe(seconds)
+        self._counted()
+
+    def _counted(self) -> None:
+        if self._at_once:
+            self.write()
 
     def write(self) -> None:
         """Write what was counted since the last call. Call it before the metrics are read."""
