@@ -19,7 +19,7 @@ from gpu_orchestrator.apps.agent import mismatch, taint
 from gpu_orchestrator.apps.agent.metrics import Metrics
 from gpu_orchestrator.apps.agent.mismatch import AGAIN_S, Mismatches, Use
 from gpu_orchestrator.apps.agent.settings import Settings
-from gpu_orchestrator.apps.agent.taint import TaintedNode, TaintedSpec
+from gpu_orchestrator.apps.agent.taint import TaintedNode, TaintedSpec, Tainter
 from tests.support.agent_builders import NODE, Server
 
 pytestmark = pytest.mark.looptime
@@ -221,3 +221,32 @@ def test_taint(taints: list[Any], wanted: bool, left: list[Any] | None) -> None:
         assert body is None
     else:
         assert body == {"metadata": {"resourceVersion": "7"}, "spec": {"taints": left or None}}
+
+
+async def test_taint_is_written_once_and_taken_off() -> None:
+    site = Site()
+    path = f"/api/v1/nodes/{NODE}"
+    site.server.found[path] = {
+        "metadata": {"name": NODE, "resourceVersion": "7"},
+        "spec": {"taints": [OTHER]},
+    }
+    tainter = Tainter(Client(site.server).with_limits(patience_s=0), NODE, site.metrics)
+    for _ in range(3):
+        await tainter.set(wanted=True)
+    assert [each["spec"]["taints"] for each in site.server.writes()] == [[OTHER, taint.TAINT]]
+    site.server.found[path]["spec"]["taints"] = [OTHER, taint.TAINT]
+    await tainter.set(wanted=False)
+    assert site.server.writes()[-1]["spec"]["taints"] == [OTHER]
+
+
+async def test_taint_left_by_an_agent_before_is_taken_off() -> None:
+    site = Site()
+    path = f"/api/v1/nodes/{NODE}"
+    site.server.found[path] = {"metadata": {"name": NODE}, "spec": {"taints": [taint.TAINT]}}
+    tainter = Tainter(Client(site.server).with_limits(patience_s=0), NODE, site.metrics)
+    site.server.away = Unreachable("away")
+    await tainter.set(wanted=False)
+    assert not site.server.writes()
+    site.server.away = None
+    await tainter.set(wanted=False)
+    assert site.server.writes()[-1]["spec"]["taints"] is None

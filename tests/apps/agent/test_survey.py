@@ -102,6 +102,17 @@ def test_lost_device_is_published_as_it_was_but_unhealthy() -> None:
     assert (found.in_use_by, found.utilization) == ([], 0)
 
 
+def test_devices_that_cannot_be_read_keep_their_users() -> None:
+    """Their processes may be there still: a device without users would be given to the next pod."""
+    before = surveyed(look(device(0), device(1)), users={"GPU-0": frozenset({"a"})})
+    status = survey.unseen(before, {"GPU-0": Condition(Fault(3, "silent"), 0.0)})
+    assert [(each.health, each.in_use_by) for each in status.devices] == [
+        ("Unhealthy", ["a"]),
+        ("Healthy", []),
+    ]
+    assert (status.healthy, status.in_use, status.observed_at) == (1, 1, before.observed_at)
+
+
 NOISE: dict[str, Any] = {"processes": 3, "used_memory_mib": 9, "utilization": 7, "temperature_c": 80}
 NEWS: dict[str, Any] = {
     "health": "Unhealthy",

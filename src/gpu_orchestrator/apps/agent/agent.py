@@ -8,8 +8,7 @@ Looking never waits for the API server: metrics and health stay true while it is
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,12 +20,12 @@ from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.adapters.kubelet.pod_resources import GivenDevices, PodResources
-from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES, GpuNodeStatus
+from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES, GpuNodeStatus, GpuNodeStatusStatus
 from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
 from gpu_orchestrator.api.wire import OwnerReference
 from gpu_orchestrator.apps.agent import mismatch, survey, usage
 from gpu_orchestrator.apps.agent.capacity import Capacity
-from gpu_orchestrator.apps.agent.health import Rules
+from gpu_orchestrator.apps.agent.health import Condition, Rules
 from gpu_orchestrator.apps.agent.heartbeat import Heartbeat
 from gpu_orchestrator.apps.agent.looker import Looker
 from gpu_orchestrator.apps.agent.memory import Memory
@@ -108,7 +107,9 @@ class Agent:
         )
         self._tainter = Tainter(client, here, metrics) if settings.taint_on_mismatch else None
         self._memory = Memory()
-        self._last, self._looked_at, self._observed = Look(), clock(), datetime.now(UTC)
+        self._recalled: GpuNodeStatusStatus | None = None
+        self._last: Look | None = None
+        self._looked_at, self._observed = clock(), datetime.now(UTC)
         self._answer: tuple[GivenDevices, ...] = ()
         self._answered_at = clock()
         self._idle = ""
@@ -126,9 +127,11 @@ class Agent:
         is ready: it has nothing to report."""
         if self._idle:
             return ""
+        if self._heartbeat.waits_for:
+            return f"waiting for {self._heartbeat.waits_for}"
         if self._clock() - self._looked_at >= SILENT_S:
             return "the driver does not answer"
-        return self._heartbeat.waits_for or ("" if self.publisher.is_current else "no current report")
+        return "" if self.publisher.is_current else "no current report"
 
     async def work(self) -> None:
         if not await self._until_stopped(self._wait_for_devices()):
@@ -178,6 +181,8 @@ class Agent:
                 await asyncio.sleep(RETRY_S)
                 continue
             self._memory = Memory.of(report, self._clock())
+            self._recalled = report.status if report else None
+            self._looked_at = self._clock()
             return
 
     async def _own_report(self) -> GpuNodeStatus | None:
@@ -187,8 +192,7 @@ class Agent:
             return None
 
     async def _run(self) -> None:
-        async with AsyncExitStack() as stack:
-            group = await stack.enter_async_context(asyncio.TaskGroup())
+        async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._scan_again_and_again()),
                 group.create_task(self.publisher.run(self._stopped)),
@@ -229,7 +233,7 @@ class Agent:
         self._memory = self._memory.after(look, self._looked_at, rules=rules, forget_s=forget_s)
         self._log_changes(before)
 
-    def _log_changes(self, before: Any) -> None:
+    def _log_changes(self, before: Mapping[str, Condition]) -> None:
         for uuid, now in self._memory.conditions.items():
             old = before.get(uuid)
             if now.fault != (old.fault if old else None):
@@ -239,8 +243,11 @@ class Agent:
     async def _take_in(self) -> None:
         """Find out who uses the devices, and hand everything on."""
         look, ids = self._last, self._memory.ids
+        if look is None:
+            self._take_in_silence()
+            return
         own = self._uid_of(self._settings.namespace, self._settings.pod_name)
-        on_device, given = usage.of_processes(look, own), await self._given()
+        on_device, given = usage.of_processes(look, own), await self._given(look)
         users = usage.joined(on_device, given)
         self._mismatches.observe(mismatch.uses(on_device, ids), mismatch.uses(given, ids))
         status = survey.survey(look, self._memory.findings(look, users), self._observed)
@@ -248,14 +255,20 @@ class Agent:
         self._metrics.shown = Shown(look, ids, self._memory.conditions, users, self._names(users))
         self.publisher.offer(status)
 
-    async def _given(self) -> Users:
+    def _take_in_silence(self) -> None:
+        """The driver has not answered since we started. What was reported before stays, users included: their
+        processes may be there still. Only the health is known to be bad, after a while."""
+        if self._recalled is not None and self._clock() - self._looked_at >= SILENT_S:
+            self.publisher.offer(survey.unseen(self._recalled, self._memory.conditions))
+
+    async def _given(self, look: Look) -> Users:
         """Return what the kubelet gave. While it restarts, its last answer counts for a moment."""
         answer, now = await self._kubelet.list(), self._clock()
         if answer is not None:
             self._answer, self._answered_at = answer, now
         elif now - self._answered_at >= KEEP_S:
             self._answer = ()
-        return usage.of_kubelet(self._last, self._answer, self._uid_of)
+        return usage.of_kubelet(look, self._answer, self._uid_of)
 
     def _uid_of(self, namespace: str, name: str) -> str | None:
         pod = self._pods.store.get(f"{namespace}/{name}")

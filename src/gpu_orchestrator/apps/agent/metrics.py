@@ -20,7 +20,7 @@ DEVICE = ("gpu", "uuid", "model", "pci_bus_id", "node")
 POD = ("namespace", "pod")
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 10)
 
-What = Literal["report", "heartbeat", "capacity", "taint"]
+What = Literal["report", "capacity", "taint"]
 
 Value = Callable[[Reading], float | None]
 GAUGES: dict[str, tuple[str, Value]] = {

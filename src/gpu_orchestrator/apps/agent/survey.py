@@ -59,6 +59,21 @@ def survey(look: Look, found: Findings, now: datetime) -> GpuNodeStatusStatus:
     )
 
 
+def unseen(before: GpuNodeStatusStatus, conditions: Mapping[str, Condition]) -> GpuNodeStatusStatus:
+    """Return the status of devices that cannot be read: as it was, but for their health."""
+    devices = [_judged(each, conditions.get(each.uuid, HEALTHY)) for each in before.devices]
+    healthy = sum(each.health == "Healthy" for each in devices)
+    return msgspec.structs.replace(before, devices=devices, healthy=healthy)
+
+
+def _judged(device: NodeDevice, condition: Condition) -> NodeDevice:
+    return msgspec.structs.replace(
+        device,
+        health="Healthy" if condition.is_healthy else "Unhealthy",
+        unhealthy_reason=_reason(condition),
+    )
+
+
 def _device(device: Device, look: Look, found: Findings, island: int) -> NodeDevice:
     reading = look.readings.get(device.uuid) or Reading(device.uuid, 0, 0)
     condition = found.conditions.get(device.uuid, HEALTHY)
@@ -85,12 +100,9 @@ def _device(device: Device, look: Look, found: Findings, island: int) -> NodeDev
 
 def _lost(device: NodeDevice, found: Findings) -> NodeDevice:
     """Return a device that is not listed any more: as it was, but unhealthy."""
-    return msgspec.structs.replace(
-        steady(device),
-        health="Unhealthy",
-        unhealthy_reason=_reason(found.conditions.get(device.uuid, HEALTHY)),
-        in_use_by=sorted(found.users.get(device.uuid, ()))[:MOST_USERS],
-    )
+    users = sorted(found.users.get(device.uuid, ()))[:MOST_USERS]
+    judged = _judged(steady(device), found.conditions.get(device.uuid, HEALTHY))
+    return msgspec.structs.replace(judged, health="Unhealthy", in_use_by=users)
 
 
 def _reason(condition: Condition) -> str:
