@@ -45,7 +45,7 @@ class Cluster:
     tools: Mapping[str, Path]
     guard: Guard
     toolbox: Toolbox
-    _real_nodes: list[RealNode] = field(default_factory=list)
+    _real_nodes: list[RealNode] = field(default_factory=list, repr=False)
     _users: dict[tuple[str, ...], Path] = field(default_factory=dict)
 
     @classmethod

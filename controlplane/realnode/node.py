@@ -35,7 +35,7 @@ READY_TIMEOUT_S = 60.0
 @dataclass
 class RealNode:
     name: str
-    cluster: "Cluster"
+    cluster: "Cluster" = field(repr=False)
     guard: Guard
     network: Network
     cgroup: str
