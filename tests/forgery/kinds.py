@@ -258,11 +258,12 @@ def own_pods() -> Iterator[Call]:
     body = own_pod("default", volumes=path)
     yield Call("F7 pod of ours with a host path", "POST", OWN_PODS, body, says, EDITOR)
     says = "of the host, the agent needs its processes"
-    for what, spec in {
+    seen: dict[str, Json] = {
         "network": {"hostNetwork": True},
         "IPC": {"hostIPC": True},
         "path": {"volumes": path},
-    }.items():
+    }
+    for what, spec in seen.items():
         body = own_pod(names.AGENT, **spec)
         yield Call(f"F7 agent with the host's {what}", "POST", OWN_PODS, body, says, EDITOR)
     some = container(securityContext={"privileged": True})

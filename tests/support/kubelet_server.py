@@ -23,7 +23,7 @@ class Kubelet:
         self.calls = 0
 
     def __mapping__(self) -> dict[str, Handler]:
-        return {LIST: Handler(self._list, Cardinality.UNARY_UNARY, bytes, bytes)}  # type: ignore[arg-type]
+        return {LIST: Handler(self._list, Cardinality.UNARY_UNARY, bytes, bytes)}
 
     async def _list(self, stream: Any) -> None:
         await stream.recv_message()

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gpu_orchestrator.adapters import setting_file
 from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.apps.agent import settings
 from gpu_orchestrator.apps.agent.settings import Settings
@@ -34,5 +35,5 @@ def test_shipped_settings_are_the_defaults() -> None:
     (shipped,) = yaml.safe_load_all((ROOT / "config/agent/settings.yaml").read_text())
     values = yaml.safe_load(shipped["data"]["settings.yaml"])
     file = {**values, "nodeName": "a"}
-    made = settings.setting_file.load(Settings, "", file)
+    made = setting_file.load(Settings, "", file)
     assert made == Settings(node_name="a")

@@ -13,12 +13,12 @@ from gpu_orchestrator.adapters.kube.transport.base import Answer, Request
 from gpu_orchestrator.adapters.pacer import BUSY, Pacer
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.kubernetes import Node
+from gpu_orchestrator.api.nodecapacity import status_patch
 from gpu_orchestrator.apps.scheduler.controllers.node_capacity import (
     PAUSE_S,
     REST_S,
     WRITERS,
     NodeCapacity,
-    status_patch,
 )
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from tests.support.scheduler_harness import World

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -133,7 +134,7 @@ def test_gpu_that_two_nodes_report_is_given_on_neither(fleet: Fleet, agent_stage
     assert agent_stage.bound() == {}
     events = "/apis/events.k8s.io/v1/namespaces/default/events?fieldSelector=regarding.name="
     for node in (first, second):
-        until(lambda node=node: told(fleet.cluster, events + node), f"{node} is told")
+        until(partial(told, fleet.cluster, events + node), f"{node} is told")
     fleet.cluster.kubectl("cordon", second)
     assert agent_stage.wait_bound("p")["p"].startswith(f"{first}:"), "an administrator said which is wrong"
 

@@ -48,7 +48,7 @@ def holding(name: str, node: RealNode, agent: AgentProcess, uuid: str = "", gpus
 
     It sees the host's processes, so that it writes down its number as the host knows it: a real driver knows
     that number, simulated devices only what the process says."""
-    env = [
+    env: list[Json] = [
         {"name": simulated.FOLDER_VARIABLE, "value": str(agent.hardware.folder)},
         {"name": simulated.VISIBLE_VARIABLE, **({"value": uuid} if uuid else GIVEN)},
     ]
