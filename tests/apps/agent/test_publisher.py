@@ -46,19 +46,14 @@ async def publishing(server: Server) -> AsyncIterator[Publisher]:
     running.cancel()
 
 
-def is_current(made: Publisher) -> bool:
-    """Ask each time: a type checker takes a property for a constant."""
-    return made.is_current
-
-
 async def test_first_report_makes_the_object_then_its_status() -> None:
     server = Server()
     server.refused = {f"/apis/gpu.scheduling/v1/gpunodestatuses/{NODE}/status": [refusal(404, "NotFound")]}
     async with publishing(server) as made:
-        assert not is_current(made)
+        assert not made.is_current()
         made.offer(status())
         await asyncio.sleep(0.1)
-        assert is_current(made)
+        assert made.is_current()
     targets = [each.target.partition("?") for each in server.requests]
     assert [path.rpartition("/")[2] for path, _, _ in targets] == ["status", NODE, "status"]
     assert {query for _, _, query in targets} == {"fieldManager=gpu-scheduler-agent&force=true"}
@@ -107,13 +102,13 @@ async def test_server_that_is_away_gets_the_newest_state_when_it_is_back() -> No
         server.away = Unreachable("away")
         made.offer(status(ill=True))
         await asyncio.sleep(publisher.OVERDUE_S - 1)
-        assert is_current(made)
+        assert made.is_current()
         await asyncio.sleep(2)
-        assert not is_current(made), "no sign of life for a report that is out of date"
+        assert not made.is_current(), "no sign of life for a report that is out of date"
         made.offer(status(users=frozenset({"new"})))
         server.away = None
         await asyncio.sleep(31)
-        assert is_current(made)
+        assert made.is_current()
     (_, last) = server.writes()
     assert last["status"]["devices"][0]["inUseBy"] == ["new"]
 
@@ -125,7 +120,7 @@ async def test_refusal_is_retried_and_does_not_end_the_agent() -> None:
     async with publishing(server) as made:
         made.offer(status())
         await asyncio.sleep(10)
-        assert is_current(made)
+        assert made.is_current()
     assert len(server.requests) == 4
 
 

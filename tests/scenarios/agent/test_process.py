@@ -52,8 +52,7 @@ def test_role_grants_exactly_the_rights_that_are_used(
             until(lambda: agent.metric("gpu_agent_processes") == 0, "the process is gone")
             with holding(agent.hardware, 3, tmp_path, uid):
                 until(lambda: agent.metric("gpu_agent_mismatch_total") == 2, "a second alarm")
-                sent = proxy.requests
-                until(lambda: ("patch", "events") in {(s.verb, s.resource) for s in sent}, "is counted")
+                until(lambda: ("patch", "events") in sent(proxy), "the event is counted")
 
     def ours() -> list[tuple[str, str, int]]:
         entries = list(cluster.audit.entries())[began:]
@@ -63,6 +62,10 @@ def test_role_grants_exactly_the_rights_that_are_used(
     until(lambda: granted() <= {(verb, what) for verb, what, _ in ours()}, "every right was used")
     assert {(verb, what) for verb, what, _ in ours()} == granted()
     assert [each for each in ours() if each[2] == 403] == []
+
+
+def sent(proxy: Proxy) -> set[Right]:
+    return {(each.verb, each.resource) for each in proxy.requests}
 
 
 def test_killed_agent_goes_on_where_it_was(agent_stage: Stage, tmp_path: Path) -> None:

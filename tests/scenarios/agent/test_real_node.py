@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -25,12 +26,13 @@ GIVEN = {"valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['gpu.sche
 TWO = "2xH100:80GiB"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def node(agent_cluster: Cluster) -> Iterator[RealNode]:
+    """A node of this test's own: another set of devices on the same node would get the ids that are free."""
     if reason := machine.obstacle():
         refuse = pytest.fail if os.environ.get("CI") else pytest.skip
         refuse(f"no real node can run on this machine: {reason}")
-    with agent_cluster.real_node("real") as made:
+    with agent_cluster.real_node(f"real-{uuid4().hex[:6]}") as made:
         yield made
 
 

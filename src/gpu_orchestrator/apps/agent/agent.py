@@ -94,7 +94,7 @@ class Agent:
             every_s=settings.heartbeat_seconds,
             clock=clock,
             owner=self._owner,
-            is_current=lambda: self.publisher.is_current,
+            is_current=self.publisher.is_current,
         )
         self._mismatches = Mismatches(
             client,
@@ -131,7 +131,7 @@ class Agent:
             return f"waiting for {self._heartbeat.waits_for}"
         if self._clock() - self._looked_at >= SILENT_S:
             return "the driver does not answer"
-        return "" if self.publisher.is_current else "no current report"
+        return "" if self.publisher.is_current() else "no current report"
 
     async def work(self) -> None:
         if not await self._until_stopped(self._wait_for_devices()):

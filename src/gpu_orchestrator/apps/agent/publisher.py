@@ -64,7 +64,6 @@ class Publisher:
         """What was written last, as others read it."""
         return self._object(self.published) if self.published is not None else None
 
-    @property
     def is_current(self) -> bool:
         """True if the report is what the agent sees, or has been for less than a minute."""
         behind = self._behind_since
