@@ -244,7 +244,7 @@ def _prepare(cluster: Cluster) -> None:
     cluster.kubectl("apply", "-k", str(CONFIG))
     cluster.kubectl("delete", "deployment", "gpu-scheduler", "-n", SYSTEM)
     deadline = time.monotonic() + 20
-    while "default" not in cluster.kubectl("get", "serviceaccounts", "-n", "bench"):
+    while not api.request("GET", "/api/v1/namespaces/bench/serviceaccounts")["items"]:
         if time.monotonic() > deadline:
             raise TimeoutError("the namespace has no default ServiceAccount after 20 s")
         time.sleep(0.1)

@@ -3,8 +3,8 @@ WebSocket.
 
     python -m benchmarks.scale_workers URL FIRST COUNT SLOTS
 
-The token comes on the first line of standard input. Assignments are held until a second line comes; from then
-on each is completed at once. It prints a line when all workers have joined.
+It prints a line when it is up. The token comes on the first line of standard input. Assignments are held
+until a second line comes; from then on each is completed at once. It prints a line when all have joined.
 """
 
 import asyncio
@@ -83,6 +83,7 @@ def _done(assign: session.Assign) -> session.Done:
 
 async def main(url: str, first: int, number: int, slots: int) -> None:
     loop = asyncio.get_running_loop()
+    print("ready", flush=True)
     token = (await loop.run_in_executor(None, sys.stdin.readline)).strip()
     go, room = asyncio.Event(), asyncio.Semaphore(JOIN_AT_ONCE)
     workers = [SimulatedWorker(f"sim-{at}", slots, go) for at in range(first, first + number)]

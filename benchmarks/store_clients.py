@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+import msgspec
 import uvloop
 
 from gpu_orchestrator.adapters.store.records import NewTask
@@ -58,10 +59,10 @@ def use(library: str) -> None:
     known: dict[str, Any] = {}
     evaluate = {VALKEY: _by_valkey, GLIDE: _by_glide}[library]
 
-    async def _evaluate(self: Database, script: Script[Any], packed: bytes) -> Any:
-        return await evaluate(known, self, script, packed)
+    async def call(self: Database, script: Script[Any], *arguments: Any) -> Any:
+        return script.decode(await evaluate(known, self, script, msgspec.msgpack.encode(arguments)))
 
-    Database._evaluate = _evaluate  # type: ignore[method-assign]
+    Database.call = call  # type: ignore[method-assign]
 
 
 async def _by_valkey(known: dict[str, Any], database: Database, script: Script[Any], packed: bytes) -> Any:

@@ -27,25 +27,30 @@ class Entry:
     name: str
     code: int
     took_s: float = 0.0  # from the request's arrival to the end of its response
+    is_forbidden: bool = False  # by its roles; a policy or a namespace that ends refuses with the same code
+    why: str = ""  # the message of a refusal
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
     file: Path
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield every finished request so far. A watch appears when it ends."""
+    def entries(self, naming: str = "") -> Iterator[Entry]:
+        """Yield every finished request so far whose line has this text, such as a user or a namespace: only
+        these are decoded, which matters in a log of many tests. A watch appears when it ends."""
         if not self.file.exists():
             return
+        text = naming.encode()
         with self.file.open("rb") as lines:
             for line in lines:
                 if not line.endswith(b"\n"):
                     return  # the server is still writing this line
-                yield _entry(line)
+                if text in line:
+                    yield _entry(line)
 
-    def requests(self) -> Counter[tuple[str, str, str]]:
+    def requests(self, naming: str = "") -> Counter[tuple[str, str, str]]:
         """Count the requests by (user, verb, resource)."""
-        return Counter((entry.user, entry.verb, entry.resource) for entry in self.entries())
+        return Counter((entry.user, entry.verb, entry.resource) for entry in self.entries(naming))
 
 
 def _entry(line: bytes) -> Entry:
@@ -60,6 +65,8 @@ def _entry(line: bytes) -> Entry:
         name=target.get("name", ""),
         code=event.get("responseStatus", {}).get("code", 0),
         took_s=_between(event["requestReceivedTimestamp"], event["stageTimestamp"]),
+        is_forbidden=event.get("annotations", {}).get("authorization.k8s.io/decision") == "forbid",
+        why=event.get("responseStatus", {}).get("message", ""),
     )
 
 

@@ -7,6 +7,7 @@
 Used by pytest fixtures, benchmarks and `make cluster`. Every process ends with its owner (see watchdog.py).
 """
 
+import os
 import random
 import socket
 import subprocess
@@ -158,6 +159,7 @@ class Cluster:
         config = kubeconfig or self.kubeconfig
         command: list[str | Path] = [self.tools["kubectl"], "--kubeconfig", config, *words]
         home = {"HOME": str(self.folder), "PATH": "/usr/bin:/bin"}  # without the user's cache and plugins
+        home |= {name: value for name, value in os.environ.items() if name == "GOGC"}
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=home)
         if done.returncode:
             raise ClusterError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")

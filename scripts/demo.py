@@ -1,4 +1,4 @@
-"""`make demo`: run a local cluster with GPU nodes, operator and gpu-scheduler, and show the sample workloads.
+"""`make demo`: run a cluster with GPU nodes, operator, gpu-scheduler and webhook, and show sample workloads.
 
 Some are plain workloads, for which the operator finds a node, and one claims exact devices. They are in a
 namespace of their own, so that the shipped examples can be applied beside them. Everything is real except the
@@ -24,13 +24,15 @@ from rich.live import Live
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from controlplane.cluster import OPTIONAL, Cluster  # noqa: E402
+from controlplane import webhooks  # noqa: E402
+from controlplane.cluster import OPTIONAL, Cluster, free_port  # noqa: E402
 from controlplane.errors import ControlPlaneError  # noqa: E402
 from controlplane.nodes import RUN_FOR  # noqa: E402
 from scripts import demo_view  # noqa: E402
 
 SYSTEM = "gpu-orchestrator-system"
 OPERATOR, SCHEDULER = "gpu-orchestrator-controller-manager", "gpu-scheduler"
+WEBHOOK = "gpu-scheduler-webhook"
 SAMPLES = ("gpuworkload-sample.yaml", "gpuworkload-claimed.yaml")
 NAMESPACE = "demo"
 WORKLOADS = "/apis/gpu.warp.dev/v1alpha1/gpuworkloads"
@@ -45,6 +47,7 @@ In another terminal:
   kubectl describe gpuw my-model -n demo
   kubectl get gclaim -A
   kubectl apply -f {examples}/gpuworkload-sample.yaml
+  kubectl apply -f {examples}/claimed-pod.yaml
 
 The logs are in {logs}. Ctrl-C ends everything and leaves nothing behind.
 """
@@ -75,13 +78,17 @@ def main() -> int:
 def _play(cluster: Cluster, nodes: int, gpus: int) -> None:
     console.print(f"demo: {nodes} nodes with {gpus} GPUs each, a quarter cheap, a quarter for claims …")
     _make_nodes(cluster, nodes, gpus)
-    console.print("demo: applying CRDs, RBAC and priorities (kubectl apply -k config/default) …")
+    console.print("demo: applying CRDs, roles, policies and the rest (kubectl apply -k config/default) …")
     cluster.kubectl("apply", "-k", str(ROOT / "config/default"))
     # The demo runs them as local processes instead, so that their image need not be built first.
     cluster.kubectl("delete", "deployment", "--all", "-n", SYSTEM)
-    with running(cluster, "operator", OPERATOR), running(cluster, "scheduler", SCHEDULER):
+    with (
+        running(cluster, "operator", OPERATOR),
+        running(cluster, "scheduler", SCHEDULER, f"--config={settings(cluster, SCHEDULER)}"),
+        running(cluster, "webhook", WEBHOOK, *webhook_flags(cluster)),
+    ):
         console.print(
-            "demo: operator and gpu-scheduler run under their ServiceAccounts; applying the samples …"
+            "demo: operator, gpu-scheduler and webhook run under their ServiceAccounts; samples follow …"
         )
         cluster.kubectl("create", "namespace", NAMESPACE)
         cluster.kubectl("apply", "-n", NAMESPACE, "-f", "-", stdin=samples())
@@ -109,8 +116,24 @@ def _make_nodes(cluster: Cluster, nodes: int, gpus: int) -> None:
     cluster.gpu_nodes(few, prefix="claim-node", gpus=gpus, islands=islands, plugin=False)
 
 
+def settings(cluster: Cluster, component: str, **more: Any) -> Path:
+    """Write the settings that ship for the component, and more, to a file."""
+    shown = cluster.api.request("GET", f"/api/v1/namespaces/{SYSTEM}/configmaps/{component}")
+    file = cluster.folder / f"{component}.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(shown["data"]["settings.yaml"]) | more))
+    return file
+
+
+def webhook_flags(cluster: Cluster) -> tuple[str, str]:
+    """Let the API server call a process instead of the webhook's Service; return the flags of the process."""
+    port = free_port()
+    webhooks.call_process(cluster.api, WEBHOOK, port)
+    file = settings(cluster, WEBHOOK, certificateNames=["127.0.0.1"])
+    return f"--config={file}", f"--bind-address=127.0.0.1:{port}"
+
+
 @contextmanager
-def running(cluster: Cluster, component: str, account: str) -> Iterator[None]:
+def running(cluster: Cluster, component: str, account: str, *flags: str) -> Iterator[None]:
     kubeconfig = cluster.service_account_kubeconfig(SYSTEM, account, valid_s=86_400)
     log = cluster.folder / f"{component}.log"
     command = [
@@ -119,6 +142,7 @@ def running(cluster: Cluster, component: str, account: str) -> Iterator[None]:
         f"--kubeconfig={kubeconfig}",
         "--metrics-bind-address=0",
         "--health-probe-bind-address=0",
+        *flags,
     ]
     with log.open("wb") as stderr:
         # A session of its own: Ctrl-C reaches only this script, which then ends the process in order.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install the operator and the gpu-scheduler into the cluster of kubectl's current context. Run it again to update
-# them; the settings of the gpu-scheduler stay as they are then.
+# Install the operator, the gpu-scheduler, the webhook and the policies into the cluster of kubectl's current context.
+# Run it again to update them; the settings of gpu-scheduler and webhook stay as they are then.
 #
 #   scripts/deploy.sh [NAMESPACE] [--image IMAGE] [--dry-run] [--no-wait]
 #
@@ -37,9 +37,9 @@ command -v kubectl >/dev/null || die "kubectl was not found; install it: https:/
 found=$(kubectl version --request-timeout=10s 2>&1 >/dev/null) ||
   die "no cluster answers: $(tail -n 1 <<<"$found"); check the current context: kubectl config current-context"
 
-# The two have names of the whole cluster: bound to the ServiceAccounts of another namespace, those of the first lose their
+# They have names of the whole cluster: bound to the ServiceAccounts of another namespace, those of the first lose their
 # rights, and the new gpu-scheduler does not see which devices the first has given away.
-for each in gpu-scheduler gpu-orchestrator-controller-manager; do
+for each in gpu-scheduler gpu-orchestrator-controller-manager gpu-scheduler-webhook; do
   spaces=$(kubectl get clusterrolebinding "$each" --ignore-not-found -o jsonpath='{.subjects[*].namespace}') ||
     die "could not look for another installation (ClusterRoleBinding $each); see above"
   [[ -z $spaces || " $spaces " == *" $namespace "* ]] ||
@@ -66,12 +66,18 @@ documents() {
 }
 
 everything=$(manifests config/default)
-settings=$(kubectl get configmap gpu-scheduler -n "$namespace" --ignore-not-found -o name) ||
-  die "could not look for the settings of the gpu-scheduler (ConfigMap gpu-scheduler in namespace $namespace)"
-if [[ $settings ]]; then
-  echo "deploy: the settings of the gpu-scheduler (ConfigMap gpu-scheduler) stay as they are"
-  everything=$(documents without ConfigMap gpu-scheduler <<<"$everything")
-fi
+for each in gpu-scheduler gpu-scheduler-webhook; do
+  settings=$(kubectl get configmap "$each" -n "$namespace" --ignore-not-found -o jsonpath='{.data}') ||
+    die "could not look for the settings of the $each (ConfigMap $each in namespace $namespace)"
+  [[ $settings ]] || continue
+  echo "deploy: the settings of the $each (ConfigMap $each) stay as they are"
+  everything=$(documents without ConfigMap "$each" <<<"$everything")
+  for word in requireDeviceEnv requireCapacity; do
+    [[ $each != gpu-scheduler || $settings == *"$word: Refuse"* ]] ||
+      echo "deploy: they do not say '$word: Refuse', so pods from before the webhook are still bound; set it when" \
+        "none waits any more: docs/webhook.md, under Update"
+  done
+done
 
 if [[ $dry_run ]]; then
   # The API server rejects objects of a namespace that does not exist yet, so kubectl checks those.
@@ -98,6 +104,15 @@ until found=$(kubectl wait --for=condition=Established --timeout=60s crd/gpuwork
   ((SECONDS < until_s)) || die "the custom resources are not served: $(tail -n 1 <<<"$found")"
   sleep 1
 done
+# The policies let no new pod have a high priority unless an administrator has allowed it, also not of old workloads.
+high=$(kubectl get gpuworkloads.gpu.warp.dev -A --ignore-not-found \
+  -o jsonpath='{range .items[?(@.spec.priority=="high")]}{.metadata.namespace}{"\n"}{end}' | sort -u)
+allowed=$(kubectl get namespaces -l gpu.scheduling/allow-high-priority=true --ignore-not-found \
+  -o jsonpath='{range .items[*]}{.metadata.name}{"\n"}{end}' | sort -u)
+for each in $(comm -23 <(echo "$high") <(echo "$allowed")); do
+  echo "deploy: namespace $each has GPUWorkloads of high priority, whose next pods will be refused; to allow them:" \
+    "kubectl label namespace $each gpu.scheduling/allow-high-priority=true"
+done
 kubectl apply --server-side --force-conflicts -f - <<<"$everything"
 # Simulated nodes (kwok, as in `make cluster`) show pods as Running and run nothing.
 simulated() {
@@ -108,15 +123,16 @@ simulated() {
 
 if simulated; then
   echo "deploy: namespace $namespace has all that they need, but the nodes of this cluster are simulated (kwok)"
-  echo "deploy: and run no containers: the pods only pretend to run. Run them yourself: gpu-orchestrator operator,"
-  echo "deploy: and gpu-orchestrator scheduler"
+  echo "deploy: and run no containers: the pods only pretend to run, so nothing fills in pods that ask for GPUs, and the"
+  echo "deploy: policies refuse them. To try it out here: ${0%deploy.sh}uninstall.sh $namespace --all, then"
+  echo "deploy: kubectl apply -k config/local, and run gpu-orchestrator operator and gpu-orchestrator scheduler yourself"
   exit 0
 fi
 if [[ $wait ]]; then
-  for each in gpu-orchestrator-controller-manager gpu-scheduler; do
+  for each in gpu-orchestrator-controller-manager gpu-scheduler gpu-scheduler-webhook; do
     kubectl rollout status "deployment/$each" -n "$namespace" --timeout=180s ||
       die "$each did not become ready; look at: kubectl get pods,events -n $namespace"
   done
 fi
-echo "deploy: operator and gpu-scheduler are installed in namespace $namespace"
+echo "deploy: operator, gpu-scheduler, webhook and policies are installed in namespace $namespace"
 echo "deploy: try: kubectl apply -f examples/gpuworkload-sample.yaml -f examples/claimed-pod.yaml"

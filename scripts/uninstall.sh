@@ -4,7 +4,8 @@
 #   scripts/uninstall.sh [NAMESPACE] [--scheduler] [--all [--patience SECONDS]] [--dry-run]
 #
 #   NAMESPACE     their namespace (default: gpu-orchestrator-system)
-#   --scheduler   also remove the gpu-scheduler; claims, and the leases of devices that pods have, stay
+#   --scheduler   also remove the gpu-scheduler, its webhook and the policies; claims, and the leases of devices that
+#                 pods have, stay
 #   --all         remove everything: also every GPUWorkload with its Job, every GpuClaim, the
 #                 CustomResourceDefinitions, and the namespace with all leases
 #   --patience    how long ended pods may keep their claims, and deleted workloads their pods (default: 60)
@@ -19,7 +20,7 @@ dry_run=""
 patience_s=60
 
 die() { echo "uninstall: $*" >&2; exit 1; }
-usage() { sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
 while (($#)); do
   case $1 in
@@ -153,7 +154,11 @@ if [[ $all ]]; then
   fi
   delete config/default
 else
-  for part in rbac manager ${scheduler:+scheduler}; do delete "config/$part"; done
+  # The policies first: without a webhook they would refuse pods that nobody is left to serve.
+  for part in rbac manager ${scheduler:+policy webhook scheduler}; do delete "config/$part"; done
+  if [[ $scheduler ]]; then # it has made this one itself
+    kubectl delete secret gpu-scheduler-webhook-cert -n "$namespace" --ignore-not-found ${dry_run:+"$dry_run"}
+  fi
   claims=$(count gpuclaims.gpu.scheduling)
   echo "uninstall: namespace $namespace with its leases, the definitions, $left GPUWorkload(s) and" \
     "$claims GpuClaim(s) stay; remove them too with: $0 $namespace --all"

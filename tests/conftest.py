@@ -5,9 +5,10 @@ A test that uses a fixture of the control plane (`REAL_FIXTURES`) is marked `rea
 """
 
 import asyncio
+import gc
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,21 @@ def pytest_configure(config: pytest.Config) -> None:
     if folder := config.getoption("--ledger"):
         config.pluginmanager.register(Ledger(folder, config), "ledger")
     config.pluginmanager.register(Summary(), "summary")
+    # The Go programs of the control plane may have more memory, and collect their garbage less often.
+    os.environ.setdefault("GOGC", "400")
     if worker := side_by_side.worker():
         share_ports(worker.number, worker.of)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep Python's garbage collector from looking at modules and test items again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -132,7 +132,7 @@ def last_line(printed: str) -> dict[str, object]:
 
 
 def test_fast_tests_take_arguments() -> None:
-    assert re.search(r"\b1 passed\b", make("test-fast", "ARGS=tests/test_house.py -k locks"))
+    assert re.search(r"\b1 passed\b", make("test-fast", "ARGS=-n 0 tests/test_house.py -k locks"))
 
 
 @pytest.mark.real

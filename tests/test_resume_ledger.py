@@ -38,11 +38,12 @@ def tree(tmp_path: Path) -> Path:
 def run(tree: Path, *words: str) -> tuple[int, str]:
     """Return the exit code of pytest with our ledger, and its last line."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV"))}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    plugins = ["-p", "xdist.plugin", "-p", "tests.conftest"]
     done = subprocess.run(
-        [*command, f"--rootdir={tree}", f"--ledger={tree / 'ledger'}", *words],
+        [*command, *plugins, f"--rootdir={tree}", f"--ledger={tree / 'ledger'}", *words],
         cwd=tree,
-        env={**env, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        env={**env, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
         capture_output=True,
         text=True,
         timeout=120,

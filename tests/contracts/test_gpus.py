@@ -30,7 +30,7 @@ def has_driver() -> bool:
 
 LIVE = ["simulated", "nvml"] if has_driver() else ["simulated"]
 """Sources on which a process can take memory."""
-RECORDED = ["described", "8xh100-nvswitch", "mig-mixed", "mi300x", "both vendors", "none"]
+RECORDED = ["described", "h200", "8xh100-nvswitch", "mig-mixed", "mi300x", "both vendors", "none"]
 DEVICES = {
     "devices": [
         {"count": 2, "vendor": "nvidia", "model": "H100", "memory_mib": 81559, "numa": 0},

@@ -19,6 +19,7 @@ ALLOWED = {
     "itertools",
     "math",
     "numpy",
+    "operator",
     "typing",
 }
 FILES = sorted(path for room in ("core", "policies", "engine") for path in (ROOMS / room).rglob("*.py"))

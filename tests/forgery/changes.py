@@ -25,6 +25,7 @@ ANSWER = {
     names.ALLOCATED: f"{NODE}:0,1",
     names.VISIBLE_DEVICES: "GPU-0,GPU-1",
     names.LOCAL_DEVICES: "GPU-0,GPU-1",
+    names.MPS_FOLDER: "team-0",
 }
 """What the scheduler wrote on the pod `bound`."""
 STATUS = "cannot write the status of a pod with GPUs"
@@ -91,12 +92,17 @@ def answers() -> Iterator[Call]:
 
 
 def asks() -> Iterator[Call]:
-    """F8: ask for something else once the pod is counted and perhaps bound."""
+    """F8 and F10: ask for something else, or with others, once the pod is counted and perhaps bound."""
     for key in names.ASKING_ANNOTATIONS:
         for pod in (BOUND, WAITING, PLAIN, NAMED):
             for part in ("", "/status"):
                 says = f"{key} cannot be set, changed or removed after the creation of the pod"
                 yield merge(f"F8 {pod}{part} asks by {key}", f"{PODS}/{pod}{part}", annotate("1", key), says)
+    for pod in (BOUND, WAITING, PLAIN, NAMED):
+        for part in ("", "/status"):
+            says = f"{names.GANG} cannot be set, changed or removed after the creation of the pod"
+            joined = annotate("others", names.GANG)
+            yield merge(f"F10 {pod}{part} joins a gang", f"{PODS}/{pod}{part}", joined, says)
     for pod, key in ((BOUND, names.GPUS), (WAITING, names.GPUS), (NAMED, names.CLAIM)):
         for value in (None, "", "8"):
             says = f"{key} cannot be set, changed or removed"
@@ -166,6 +172,9 @@ def late_containers() -> Iterator[Call]:
             "a privileged container",
             is_repaired=False,
         )
+        able = {"env": ours, "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}
+        says = "with one of the capabilities"
+        yield late(f"F7 {pod} with a debugger that has SYS_ADMIN", pod, able, says, is_repaired=False)
         mount = {
             "env": ours,
             "volumeMounts": [{"name": "v", "mountPath": "/var/run/nvidia-container-devices/all"}],

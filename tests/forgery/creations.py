@@ -192,6 +192,11 @@ def other_sights() -> Iterator[Call]:
     for place, path in PLACES.items():
         made = changed(pod, f"{path}.securityContext", {"privileged": True})
         yield create(f"F7 privileged {place}", made, "a privileged container sees all GPUs of its node")
+        made = changed(pod, f"{path}.securityContext", {"capabilities": {"add": ["SYS_PTRACE", "SYS_ADMIN"]}})
+        yield create(f"F7 SYS_ADMIN in {place}", made, "with one of the capabilities ALL, SYS_ADMIN")
+    for name in ("ALL", "all", "sys_admin", "CAP_SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "bpf"):
+        made = changed(pod, "spec.containers.0.securityContext", {"capabilities": {"add": [name]}})
+        yield create(f"F7 capability {name}", made, "with one of the capabilities ALL, SYS_ADMIN")
     yield create("F7 hostPID", changed(pod, "spec.hostPID", True), "with hostPID a container reaches")
     paths: tuple[str, ...] = (
         "/",

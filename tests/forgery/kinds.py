@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from gpu_orchestrator.api import names
-from tests.forgery.calls import NEIGHBOUR, SYSTEM, TEAM, Call, Json, create, merge
-from tests.forgery.pods import CLAIM, container, plain, ready
+from tests.forgery.calls import NEIGHBOUR, PODS, SYSTEM, TEAM, Call, Json, create, merge
+from tests.forgery.pods import ASKS, CLAIM, container, plain, ready
 
 CLAIMS = f"/apis/gpu.scheduling/v1/namespaces/{TEAM}/gpuclaims"
 WORKLOADS = f"/apis/gpu.warp.dev/v1alpha1/namespaces/{TEAM}/gpuworkloads"
@@ -12,6 +12,8 @@ LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases"
 REPORTS = "/apis/gpu.scheduling/v1/gpunodestatuses"
 NODES = "/api/v1/nodes"
 OWN_PODS = f"/api/v1/namespaces/{SYSTEM}/pods"
+CROWDED, FEW = "crowded", "few-gpus"
+"""Namespaces of the tenant with quotas."""
 USED, WORKLOAD = "used", "trained"
 """A claim that a pod has, and a workload that the operator has taken up."""
 EDITOR = "editor"
@@ -30,6 +32,8 @@ def calls() -> Iterator[Call]:
     yield from nodes()
     yield from own_pods()
     yield from priorities()
+    yield from gangs()
+    yield from crowds()
     yield from namespaces()
 
 
@@ -254,12 +258,12 @@ def own_pods() -> Iterator[Call]:
     body = own_pod("default", volumes=path)
     yield Call("F7 pod of ours with a host path", "POST", OWN_PODS, body, says, EDITOR)
     says = "of the host, the agent needs its processes"
-    more: dict[str, Json] = {
+    seen: dict[str, Json] = {
         "network": {"hostNetwork": True},
         "IPC": {"hostIPC": True},
         "path": {"volumes": path},
     }
-    for what, spec in more.items():
+    for what, spec in seen.items():
         body = own_pod(names.AGENT, **spec)
         yield Call(f"F7 agent with the host's {what}", "POST", OWN_PODS, body, says, EDITOR)
     some = container(securityContext={"privileged": True})
@@ -281,6 +285,47 @@ def priorities() -> Iterator[Call]:
     yield Call("F10 workload of high priority", "POST", WORKLOADS, workload(priority="high"), label)
     raised = {"spec": {"priority": "high"}}
     yield merge("F10 workload raised", f"{WORKLOADS}/{WORKLOAD}", raised, label)
+
+
+def gangs() -> Iterator[Call]:
+    """F10: a claim that joins the gang of another namespace, or another gang than it was made for."""
+    for name in (f"{NEIGHBOUR}/gang", f"../{NEIGHBOUR}/gang", "gang\nof others", ""):
+        made = {**claim(), "spec": {"devices": {"count": 1}, "gangRef": name, "gangSize": 2}}
+        yield Call(f"F10 claim in gang {name!r}", "POST", CLAIMS, made, "spec.gangRef")
+    alone = {**claim(), "spec": {"devices": {"count": 1}, "gangSize": 2}}
+    yield Call(
+        "F10 claim with the size of no gang", "POST", CLAIMS, alone, "spec.gangSize needs spec.gangRef"
+    )
+    joined = {"spec": {"gangRef": "others"}}
+    for name in (CLAIM, USED):
+        yield merge(f"F10 {name} joins a gang", f"{CLAIMS}/{name}", joined, "spec.gangRef")
+
+
+def crowds() -> Iterator[Call]:
+    """F15: more than the quota of a namespace lets in. What many pods that wait do to others is played by
+    tests/scenarios/scheduler/test_crowd.py."""
+    pods, says = PODS.replace(TEAM, CROWDED), "exceeded quota: "
+    for ask in ASKS:
+        yield Call(f"F15 one {ask} pod more", "POST", pods, ready(ask), f"{says}pods")
+        yield Call(
+            f"F15 {ask} pod of more GPUs", "POST", pods.replace(CROWDED, FEW), ready(ask), f"{says}gpus"
+        )
+    yield Call("F15 one plain pod more", "POST", pods, plain(), f"{says}pods")
+    yield Call("F15 one claim more", "POST", CLAIMS.replace(TEAM, CROWDED), claim(), f"{says}claims")
+    yield Call(
+        "F15 one workload more", "POST", WORKLOADS.replace(TEAM, CROWDED), workload(), f"{says}workloads"
+    )
+
+
+QUOTAS: dict[str, dict[str, Json]] = {
+    CROWDED: {
+        "pods": {"pods": "0"},
+        "claims": {"count/gpuclaims.gpu.scheduling": "0"},
+        "workloads": {"count/gpuworkloads.gpu.warp.dev": "0"},
+    },
+    FEW: {"gpus": {f"requests.{names.MILLIGPU}": "1000"}},
+}
+"""What the namespaces of `crowds` may have, by the name of the quota."""
 
 
 def namespaces() -> Iterator[Call]:

@@ -35,6 +35,8 @@ ALL_GPUS = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
 
 OF_TEMPLATES = ("plain", "Istio sidecar", "resources", "volumes", "tolerations")
 """Shapes that are also tried with a template, which takes the same way as a claim."""
+HARMLESS = {"add": ["NET_ADMIN", "IPC_LOCK", "SYS_PTRACE"], "drop": ["ALL"]}
+"""Rights that service meshes, RDMA and debuggers need."""
 
 
 def shapes() -> dict[str, dict[str, Any]]:
@@ -100,6 +102,7 @@ def shapes() -> dict[str, dict[str, Any]]:
             }
         },
         "not privileged": {"containers": [container(securityContext={"privileged": False})]},
+        "harmless capabilities": {"containers": [container(securityContext={"capabilities": HARMLESS})]},
         "host network": {"hostNetwork": True},
         "normal priority": {"priorityClassName": "gpu-normal"},
         "low priority": {"priorityClassName": "gpu-low"},

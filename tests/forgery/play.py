@@ -12,7 +12,7 @@ from controlplane.api import Api, ApiError
 from controlplane.cluster import ADMIN, Cluster
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.admission_policies import capacity, claimed_pods, components, written_by_us
-from tests.forgery import changes, creations, kinds, legitimate, pods
+from tests.forgery import changes, creations, kinds, legitimate, pods, ports
 from tests.forgery.calls import NEIGHBOUR, PODS, SYSTEM, TEAM, TENANT, Call, Json, Outcome, create
 from tests.support.paths import ROOT
 from tests.support.scheduler_stage import until
@@ -66,6 +66,7 @@ class Play:
     cluster: Cluster
     users: dict[str, Api] = field(default_factory=dict)
     outcomes: dict[str, dict[str, Outcome]] = field(default_factory=dict)
+    knocks: list[tuple[ports.Knock, int, str]] = field(default_factory=list)
 
     def prepare(self) -> None:
         """Create the users, the namespaces and the objects that the tables name, before any policy."""
@@ -73,7 +74,7 @@ class Play:
         self.kubectl("apply", "-k", "rbac", "-k", "scheduler")
         self.cluster.kubectl("delete", "deployment", names.SCHEDULER, "-n", SYSTEM, "--cascade=foreground")
         self.cluster.gpu_nodes(3, labels={"nvidia.com/gpu.memory": "81920"})
-        for name in (TEAM, NEIGHBOUR, "rich", "hidden"):
+        for name in (TEAM, NEIGHBOUR, "rich", "hidden", *kinds.QUOTAS):
             self.admin("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         self._label("rich", {names.ALLOW_HIGH_PRIORITY: "true"})
         self._label("hidden", {names.HIDE_GPUS: "true"})
@@ -157,6 +158,9 @@ class Play:
         self.admin("POST", f"{roles}/roles", {"metadata": {"name": "more"}, "rules": rules})
         for kind, name in (("ClusterRole", "edit"), ("Role", "more")):
             self.admin("POST", f"{roles}/rolebindings", _bound(kind, name, _user(TENANT)))
+        for name in kinds.QUOTAS:
+            there = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{name}/rolebindings"
+            self.admin("POST", there, _bound("ClusterRole", "edit", _user(TENANT)))
         agent = {"kind": "ServiceAccount", "name": names.AGENT, "namespace": SYSTEM}
         everything = ["create", "update", "patch", "get", "delete"]
         reports = ["gpunodestatuses", "gpunodestatuses/status"]
@@ -201,7 +205,9 @@ class Play:
         until(lambda: self.attempt(probe).answer, "the roles of our kinds are added up", 60)
         until(lambda: self.attempt(create("", pods.plain())).answer, "the namespace takes pods", 60)
         for name, spec in pods.CLAIMS.items():
-            self.admin("POST", kinds.CLAIMS, {**kinds.claim(name), "spec": spec})
+            for space in (TEAM, kinds.FEW):
+                self.admin("POST", kinds.CLAIMS.replace(TEAM, space), {**kinds.claim(name), "spec": spec})
+        self._limit()
         some = {"containers": [pods.container(resources={"requests": {"cpu": "1"}})]}
         for name in (changes.BOUND, changes.WAITING):
             self.admin("POST", PODS, pods.ready("gpus", name, **some))
@@ -223,6 +229,18 @@ class Play:
             self.admin("POST", kinds.LEASES, kinds.lease(name, managed=is_device))
         self.admin("POST", kinds.REPORTS, kinds.report("gpu-node-1"))
         self.admin("POST", kinds.CLAIMS.replace(TEAM, NEIGHBOUR), kinds.claim("theirs"))
+
+    def _limit(self) -> None:
+        """Create the quotas, and wait until each is counted: until then it refuses with another reason."""
+        for space, made in kinds.QUOTAS.items():
+            at = f"/api/v1/namespaces/{space}/resourcequotas"
+            for name, hard in made.items():
+                self.admin("POST", at, {"metadata": {"name": name}, "spec": {"hard": hard}})
+            until(lambda at=at: all(map(_is_counted, self.admin("GET", at)["items"])), "quotas", 180)  # type: ignore[misc]
+
+
+def _is_counted(quota: Json) -> bool:
+    return bool(quota.get("status", {}).get("used"))
 
 
 def counted(pod: Json) -> bool:

@@ -9,6 +9,7 @@ from gpu_orchestrator.api.quantity import parse
 from tests.forgery.calls import Json
 
 DEVICE_FILES = ("dev", "proc", "sys", "run", "var/run", "var/lib/kubelet", "etc/cdi", "etc/kubernetes")
+CAPABILITIES = {"ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF"}
 DEVICE_NOTES = re.compile(r"cdi\.k8s\.io/|cri-o\.Devices|(devices|mounts)\.(crio|nri)\.io|noderesource\.dev")
 
 
@@ -55,6 +56,9 @@ def _view(pod: Json) -> list[str]:
             found.append(f"{each['name']} has other devices")
         if each.get("securityContext", {}).get("privileged"):
             found.append(f"{each['name']} is privileged")
+        added = each.get("securityContext", {}).get("capabilities", {}).get("add", [])
+        if any(one.upper().removeprefix("CAP_") in CAPABILITIES for one in added):
+            found.append(f"{each['name']} has too many rights")
         if each.get("volumeDevices"):
             found.append(f"{each['name']} has a block device")
         if any("nvidia-container-devices" in one["mountPath"] for one in each.get("volumeMounts", [])):

@@ -8,7 +8,7 @@ import pytest
 from controlplane.cluster import ADMIN, OPTIONAL, Cluster
 from controlplane.toolbox import Toolbox
 from gpu_orchestrator.api.admission_policies import files
-from tests.forgery import changes, controllers, legitimate, pods, work
+from tests.forgery import changes, controllers, legitimate, pods, ports, work
 from tests.forgery.calls import PODS, TEAM, TENANT, Call, Json, Outcome, create
 from tests.forgery.play import BARE, DOWN, POLICY, PROBES, WEBHOOK, Play, complaints, expectations, forgeries
 from tests.forgery.sins import sins
@@ -52,6 +52,7 @@ def act(play: Play, folder: Path, *, every: int) -> None:
         webhook.install(play.cluster, TEAM, "hidden")
         play.await_filling(is_on=True)
         play.run(WEBHOOK, filled)
+        play.knocks = ports.knock(webhook)
         webhook.kill()
     play.await_filling(is_on=False)
     play.run(DOWN, [*forgeries(), *expectations(is_filled=True)])
@@ -211,6 +212,18 @@ def test_relabelled_namespace_does_not_escape(play: Play) -> None:
         body = {"metadata": {"labels": {label: value}}}
         kept = play.cluster.api.request("PATCH", path, body, content_type="application/merge-patch+json")
         assert kept["metadata"]["labels"][label] == TEAM
+
+
+def test_webhook_that_is_called_directly_stores_nothing(play: Play) -> None:
+    """F12: what is not a review is refused with a sentence, and a review is answered with advice alone."""
+    assert len(play.knocks) == len(ports.KNOCKS)
+    for each, status, answer in play.knocks:
+        assert (status, each.says in answer, bool(answer)) == (each.status, True, True), (
+            each,
+            status,
+            answer,
+        )
+    assert "p" not in {each["metadata"]["name"] for each in play.admin("GET", "/api/v1/pods")["items"]}
 
 
 def test_scheduler_and_operator_work_under_the_policies(play: Play, tmp_path: Path) -> None:

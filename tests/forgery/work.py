@@ -13,7 +13,7 @@ from tests.forgery.calls import MERGE, PODS, SYSTEM, TEAM
 from tests.forgery.play import Play
 from tests.support.operator_process import Operator
 from tests.support.paths import ROOT
-from tests.support.scheduler_stage import Stage, until
+from tests.support.scheduler_stage import REFUSE, Stage, until
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def shipped(play: Play, namespace: str, folder: Path) -> Iterator[Stage]:
     with ExitStack() as stack:
         stage = Stage(cluster, namespace, folder)
         stack.callback(stage.close)
-        stage.scheduler(kubeconfig=scheduler, requireDeviceEnv="Refuse", releaseSeconds=0)
+        stage.scheduler(kubeconfig=scheduler, releaseSeconds=0, **REFUSE)
         stack.enter_context(Operator(operator, *flags, log=folder / "operator.log"))
         yield stage
 
@@ -74,7 +74,7 @@ def refused(play: Play) -> list[str]:
     """Return the requests of our ServiceAccounts that the audit log shows as refused."""
     return [
         f"{each.user} {each.verb} {each.resource} {each.namespace}/{each.name}: {each.code}"
-        for each in play.cluster.audit.entries()
+        for each in play.cluster.audit.entries("system:serviceaccount:")
         if each.user in (kinds.SCHEDULER, kinds.OPERATOR) and each.code in (401, 403, 422)
     ]
 

@@ -17,9 +17,9 @@ from controlplane.process import Process
 from controlplane.toolbox import Toolbox
 from gpu_orchestrator.api import names
 from tests.conftest import NewCluster
+from tests.support import installation
 from tests.support import scheduler_stage as stages
 from tests.support.operator_process import ACCOUNT, SYSTEM, Operator, Site
-from tests.support.paths import ROOT
 from tests.support.scale import Scale
 from tests.support.scheduler_stage import Stage
 
@@ -38,13 +38,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="package")
-def operator_cluster(toolbox: Toolbox) -> Iterator[Cluster]:
-    """Start a cluster with all that `kubectl apply -k config/default` installs except the operator, which
-    the tests start as a process. Its own cluster, because the operator counts every node in it."""
+def operator_cluster(toolbox: Toolbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Start a cluster with all that config/default installs, where a real webhook is called. Tests start
+    operator and gpu-scheduler as processes. Its own cluster, because the operator counts every node in it.
+    None of our requests may be refused until the last test."""
     with Cluster.start(parts=OPTIONAL, toolbox=toolbox) as cluster:
-        cluster.kubectl("apply", "-k", str(ROOT / "config" / "default"))
-        cluster.kubectl("delete", "deployment", "--all", "-n", SYSTEM, "--cascade=foreground")
-        yield cluster
+        installation.install(cluster, installation.ALL_BUT_OPEN)
+        with installation.webhook(cluster, tmp_path_factory.mktemp("webhook")):
+            yield cluster
+        assert installation.refused(cluster) == []
 
 
 @pytest.fixture(scope="package")
@@ -84,9 +86,7 @@ def operator(
 
 @pytest.fixture(scope="package")
 def scheduler_account(operator_cluster: Cluster) -> Path:
-    """Install all that ships for the gpu-scheduler, and return a kubeconfig of its ServiceAccount."""
-    operator_cluster.kubectl("apply", "-k", str(ROOT / "config" / "scheduler"))
-    operator_cluster.kubectl("delete", "deployment", names.SCHEDULER, "-n", SYSTEM, "--cascade=foreground")
+    """Return a kubeconfig of the shipped ServiceAccount of the gpu-scheduler."""
     return operator_cluster.service_account_kubeconfig(SYSTEM, names.SCHEDULER)
 
 
@@ -96,7 +96,7 @@ def scheduler(
 ) -> Iterator[Process]:
     """Run one gpu-scheduler for the tests of a module. Devices are free one second after their pod ended."""
     made = Stage(operator_cluster, "default", tmp_path_factory.mktemp("scheduler"))
-    yield made.scheduler(kubeconfig=scheduler_account, leaderElect=False, releaseSeconds=1)
+    yield made.scheduler(kubeconfig=scheduler_account, leaderElect=False, releaseSeconds=1, **stages.REFUSE)
     made.close()
 
 
@@ -112,16 +112,41 @@ def new_operator(account: Path, tmp_path: Path) -> NewOperator:
 
 
 @pytest.fixture
-def stage(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[Stage]:
-    """Yield a stage for this test in the shared cluster: its own namespace, leases, nodes and scheduler."""
-    stages.install(cluster)
-    made = Stage(cluster, namespace, tmp_path, namespace, f"scheduler-{uuid4().hex[:6]}")
+def stage(
+    request: pytest.FixtureRequest, guarded_cluster: Cluster, namespace: str, tmp_path: Path
+) -> Iterator[Stage]:
+    """Yield a stage for this test in the shared cluster: its own namespace, leases, nodes and scheduler, with
+    the rights of the shipped one. The policies are in force unless the test is marked `open`."""
+    name = f"{uuid4().hex[:6]}-gpu-scheduler"
+    account = installation.scheduler_account(guarded_cluster, name, space=namespace)
+    made = Stage(guarded_cluster, namespace, tmp_path, namespace, name, account=account)
+    close_unless_open(request, made)
     yield made
     made.close()
 
 
+@pytest.fixture(scope="session")
+def guarded_cluster(cluster: Cluster) -> Iterator[Cluster]:
+    """Install all that ships in the shared cluster; the policies are in force where a test wants them. None
+    of our requests may be refused until the last test."""
+    stages.install(cluster)
+    installation.install(cluster, installation.ONLY_CLOSED, without=("webhook",))
+    yield cluster
+    assert installation.refused(cluster) == []
+
+
+def close_unless_open(request: pytest.FixtureRequest, stage: Stage) -> None:
+    """Put the policies into force in the namespaces of the stage, unless the test is marked `open`."""
+    if request.node.get_closest_marker("open") is None:
+        for each in {stage.namespace, stage.system}:
+            installation.label(stage.cluster, each, installation.CLOSED)
+        stage.closed = True
+
+
 @pytest.fixture
-def new_bare_stage(new_cluster: NewCluster, tmp_path: Path) -> Iterator[Callable[[], Stage]]:
+def new_bare_stage(
+    request: pytest.FixtureRequest, new_cluster: NewCluster, tmp_path: Path
+) -> Iterator[Callable[[], Stage]]:
     """Return `new_bare_stage()`, which starts a cluster of only an API server and etcd, for races, crashes
     and large numbers: bound pods stay as they are."""
     with ExitStack() as stack:
@@ -130,11 +155,19 @@ def new_bare_stage(new_cluster: NewCluster, tmp_path: Path) -> Iterator[Callable
             cluster = new_cluster(parts=(), node_lifecycle=False)
             stages.install(cluster)
             cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "race"}})
-            made = Stage(cluster, "race", Path(mkdtemp(dir=tmp_path)), static=True)
-            stack.callback(made.close)
+            installation.install(cluster, installation.ONLY_CLOSED, without=("webhook",))
+            account = cluster.service_account_kubeconfig(SYSTEM, names.SCHEDULER)
+            made = Stage(cluster, "race", Path(mkdtemp(dir=tmp_path)), static=True, account=account)
+            close_unless_open(request, made)
+            stack.callback(lambda: _close(made))
             return made
 
         yield make
+
+
+def _close(stage: Stage) -> None:
+    stage.close()
+    assert installation.refused(stage.cluster) == []
 
 
 @pytest.fixture

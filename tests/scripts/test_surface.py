@@ -1,12 +1,19 @@
 """`scripts/surface.py` finds something of every kind, and no words."""
 
 import json
+from typing import Any
+
+import pytest
 
 from scripts.surface import surface
 
 
-def test_every_part_is_found() -> None:
-    found = surface()
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return surface()
+
+
+def test_every_part_is_found(found: dict[str, Any]) -> None:
     assert set(found["kinds"]) == {"gpuclaims.yaml", "gpunodestatuses.yaml", "gpuworkloads.yaml"}
     assert "/api/v1/tasks" in found["http"]["paths"]
     assert any(each.startswith("counter callbacks ['outcome']") for each in found["metrics"])
@@ -16,5 +23,5 @@ def test_every_part_is_found() -> None:
     assert "workers" in found["store"]
 
 
-def test_texts_that_only_explain_are_left_out() -> None:
-    assert '"description": "' not in json.dumps(surface()["http"])
+def test_texts_that_only_explain_are_left_out(found: dict[str, Any]) -> None:
+    assert '"description": "' not in json.dumps(found["http"])

@@ -111,15 +111,14 @@ class Fleet:
     def start(self, node: str, simulate: str = "2xH100:80GiB", identity: str = "", **more: Any) -> Hardware:
         """Start the agent of a node. `identity` stands for the agent's pod."""
         made = self.hardware.setdefault(node, Hardware(self.folder / node, simulate))
-        described: Json = {} if "devices_file" in more else {"simulate": simulate}
-        values: Json = described | self.settings | more
+        devices: dict[str, Any] = {} if "devices_file" in more else {"simulate": simulate}
         settings = Settings(
             namespace=names.NAMESPACE,
             node_name=node,
             pod_name=identity or f"agent-{node}",
             pod_resources_socket=NO_SOCKET,
             devices_folder=str(made.folder),
-            **values,
+            **(devices | self.settings | more),
         )
         key = identity or node
         path = account(self.cluster, node)

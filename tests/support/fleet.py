@@ -14,7 +14,7 @@ from typing import Any, Self
 import aiohttp
 
 from controlplane.cluster import free_port
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, pause_s
 from tests.support.workers import Worker, compiled, gone_within
 
 COMMAND = str(Path(sys.executable).with_name("gpu-orchestrator"))
@@ -151,9 +151,12 @@ def _read(path: Path) -> str:
 async def eventually(check: Callable[[], Awaitable[bool]], within_s: float) -> None:
     """Poll until the check is true: HTTP offers no event to wait for."""
     end = time.monotonic() + within_s
-    while not await check():
-        assert time.monotonic() < end, f"not so within {within_s} s"
-        await asyncio.sleep(0.02)
+    while True:
+        looked_at = time.monotonic()
+        if await check():
+            return
+        assert looked_at < end, f"not so within {within_s} s"
+        await asyncio.sleep(pause_s(time.monotonic() - looked_at, 0.02))
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from uuid import uuid4
 from controlplane.api import ApiError
 from controlplane.cluster import Cluster, free_port
 from tests.support.paths import ROOT
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, pause_s
 from tests.support.tracebacks import tracebacks
 from tests.support.workers import compiled
 
@@ -34,12 +34,12 @@ def eventually(look: Callable[[], T | None], what: str, timeout_s: float = PATIE
     """Call `look` until it returns something, and return that. Polls, because the API server is outside."""
     deadline = time.monotonic() + timeout_s
     while True:
-        found = look()
-        if found:
+        looked_at = time.monotonic()
+        if found := look():
             return found
-        if time.monotonic() > deadline:
+        if looked_at > deadline:
             raise AssertionError(f"not within {timeout_s} s: {what}")
-        time.sleep(0.03)
+        time.sleep(pause_s(time.monotonic() - looked_at, 0.03))
 
 
 class Operator:
@@ -190,6 +190,12 @@ class Site:
                 lambda: self.request("GET", claim)["status"].get("phase") == "Bound", f"{name} is bound"
             )
         return {"name": name, "persistentVolumeClaim": {"claimName": name}}
+
+    def allow_high_priority(self) -> None:
+        """Label the namespace as an administrator does."""
+        body = {"metadata": {"labels": {"gpu.scheduling/allow-high-priority": "true"}}}
+        merge = {"content_type": "application/merge-patch+json"}
+        self.request("PATCH", f"/api/v1/namespaces/{self.namespace}", body, **merge)
 
     def limit(self, name: str, hard: dict[str, str]) -> None:
         """Create a ResourceQuota, and wait until its controller has counted the namespace: until then every

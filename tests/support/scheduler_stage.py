@@ -1,6 +1,7 @@
 """A stage for the gpu-scheduler: CRDs and a namespace in a cluster, real scheduler processes, builders for
 pods and claims, and waiting for conditions."""
 
+import functools
 import http.client
 import json
 import sys
@@ -11,22 +12,28 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
+import msgspec
 import yaml
 
 from controlplane.api import ApiError, Json
 from controlplane.cluster import Cluster, free_port
 from controlplane.process import Process
-from gpu_orchestrator.api import crds, names
+from gpu_orchestrator.api import admission, capacity, crds, names
+from gpu_orchestrator.api.devices import Devices
 from tests.support.paths import ROOT
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, pause_s
 from tests.support.tracebacks import tracebacks
+from tests.support.workers import compiled
 
 T = TypeVar("T")
 
 SYSTEM = names.NAMESPACE
 CLAIMS = "/apis/gpu.scheduling/v1/namespaces/{}/gpuclaims"
 REPORTS = "/apis/gpu.scheduling/v1/gpunodestatuses"
+WORKLOADS = "/apis/gpu.warp.dev/v1alpha1/gpuworkloads"
 EXAMPLES = ROOT / "examples"
+REFUSE = {"requireDeviceEnv": "Refuse", "requireCapacity": "Refuse"}
+"""As in config/scheduler/settings.yaml."""
 
 
 def pod(name: str, **spec: Any) -> Json:
@@ -57,12 +64,23 @@ def example(name: str) -> list[Json]:
 
 def install(cluster: Cluster) -> None:
     """Create the CRDs and our namespace, once per cluster."""
-    for text in crds.files().values():
-        made = yaml.safe_load(text)
-        if made.get("kind") == "CustomResourceDefinition":
-            _create(cluster, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", made)
+    if cluster.folder in _installed and _is_served(cluster):
+        return
+    for made in _definitions():
+        _create(cluster, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", made)
     _create(cluster, "/api/v1/namespaces", {"metadata": {"name": SYSTEM}})
     until(lambda: _is_served(cluster), "the CRDs are served")
+    _installed.add(cluster.folder)
+
+
+_installed: set[Path] = set()
+"""The folders of clusters that have our kinds."""
+
+
+@functools.cache
+def _definitions() -> list[Json]:
+    made = map(yaml.safe_load, crds.files().values())
+    return [each for each in made if each.get("kind") == "CustomResourceDefinition"]
 
 
 def _create(cluster: Cluster, path: str, body: Json) -> None:
@@ -75,7 +93,9 @@ def _create(cluster: Cluster, path: str, body: Json) -> None:
 
 def _is_served(cluster: Cluster) -> bool:
     try:
-        return all(cluster.api.request("GET", path) for path in (CLAIMS.format("default"), REPORTS))
+        return all(
+            cluster.api.request("GET", path) for path in (CLAIMS.format("default"), REPORTS, WORKLOADS)
+        )
     except ApiError:
         return False
 
@@ -83,15 +103,20 @@ def _is_served(cluster: Cluster) -> bool:
 def until(condition: Callable[[], T | None], description: str, within_s: float = PATIENCE_S) -> T:
     """Wait until the condition returns something true; return that."""
     deadline = time.monotonic() + within_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {within_s:.0f} s: {description}"
-        time.sleep(0.05)
-    return found
+    while True:
+        looked_at = time.monotonic()
+        if found := condition():
+            return found
+        assert looked_at < deadline, f"not within {within_s:.0f} s: {description}"
+        time.sleep(pause_s(time.monotonic() - looked_at, 0.05))
 
 
 @dataclass
 class Stage:
-    """Objects of one namespace, and the schedulers that serve it. `close` stops the schedulers."""
+    """Objects of one namespace, and the schedulers that serve it. `close` stops the schedulers.
+
+    `account` is the kubeconfig of the schedulers. In a `closed` namespace the policies are in force: the
+    scheduler refuses what it ships with, and pods are created with what the webhook would fill in."""
 
     cluster: Cluster
     namespace: str
@@ -101,6 +126,13 @@ class Stage:
     running: list[Process] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
     static: bool = False
+    account: Path | None = None
+    closed: bool = False
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Return that of the account, or of an administrator if the stage has none."""
+        return self.account or self.cluster.kubeconfig
 
     @property
     def leases_path(self) -> str:
@@ -114,17 +146,18 @@ class Stage:
         """Start a scheduler process; `settings` are written to its file."""
         number, probes = len(self.running), free_port()
         values = {
-            "kubeconfig": str(kubeconfig or self.cluster.kubeconfig),
+            "kubeconfig": str(kubeconfig or self.kubeconfig),
             "schedulerName": self.scheduler_name,
             "namespace": self.system,
             "metricsBindAddress": "0",
             "healthProbeBindAddress": f"127.0.0.1:{probes}",
+            **(REFUSE if self.closed else {}),
             **settings,
         }
         file = self.folder / f"scheduler-{number}.yaml"
         file.write_text(yaml.safe_dump(values))
         command = [sys.executable, "-m", "gpu_orchestrator", "scheduler", f"--config={file}", *flags]
-        started = Process(f"scheduler-{number}", command, self.folder, {}, lambda: _answers(probes))
+        started = Process(f"scheduler-{number}", command, self.folder, compiled(), lambda: _answers(probes))
         self.running.append(started)
         started.start()
         return started
@@ -146,7 +179,22 @@ class Stage:
                     "stage": self.namespace,
                     **each["spec"].get("nodeSelector", {}),
                 }
+        if self.closed:
+            known = {each["metadata"]["name"]: each for each in objects if each["kind"] == "GpuClaim"}
+            objects = tuple(self._filled(each, known) for each in objects)
         return self.cluster.api.in_parallel(self._create, objects, threads=threads)
+
+    def _filled(self, body: Json, claims: dict[str, Json]) -> Json:
+        """Return a claimed pod as the webhook makes it, anything else as it is."""
+        match admission.asked(body) if body["kind"] == "Pod" else None:
+            case admission.WholeGpus(count):
+                return admission.filled(body, 1000 * count)
+            case admission.NamedClaim(name):
+                found = claims.get(name) or self.claim(name)
+                wish = msgspec.convert(found["spec"]["devices"], Devices)
+                return admission.filled(body, capacity.milligpu(wish, wish.count))
+            case _:
+                return body
 
     def _create(self, body: Json) -> Json:
         path = self.pods_path if body["kind"] == "Pod" else CLAIMS.format(self.namespace)
@@ -195,19 +243,16 @@ class Stage:
 
     def bound(self, names: Iterable[str] | None = None) -> dict[str, str]:
         """Return the devices of each pod that has a node, as `node:ids`."""
-        wanted = None if names is None else set(names)
-        return {
-            name: each["metadata"].get("annotations", {}).get("gpu.scheduling/allocated", "")
-            for name, each in self.pods().items()
-            if each["spec"].get("nodeName") and (wanted is None or name in wanted)
-        }
+        found = devices_of_bound(self.pods())
+        return found if names is None else {name: found[name] for name in set(names) & set(found)}
 
     def wait_bound(self, *names: str, within_s: float = PATIENCE_S) -> dict[str, str]:
         """Wait until these pods are bound; all pods of the namespace if none is named."""
 
         def all_bound() -> dict[str, str] | None:
-            found = self.bound()
-            wanted = names or tuple(self.pods())
+            pods = self.pods()
+            found = devices_of_bound(pods)
+            wanted = names or tuple(pods)
             return {name: found[name] for name in wanted} if set(wanted) <= set(found) else None
 
         try:
@@ -277,6 +322,14 @@ class Stage:
         for each in self.running:
             broken = tracebacks(each.log.read_text()) if each.log.exists() else []
             assert not broken, f"{each.name} had a traceback: {broken[0][:3000]}"
+
+
+def devices_of_bound(pods: Mapping[str, Json]) -> dict[str, str]:
+    return {
+        name: each["metadata"].get("annotations", {}).get("gpu.scheduling/allocated", "")
+        for name, each in pods.items()
+        if each["spec"].get("nodeName")
+    }
 
 
 def devices(count: int, *, uuids: bool = True, **more: Any) -> list[Json]:

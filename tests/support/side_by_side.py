@@ -14,10 +14,14 @@ FIRST = (
     "tests/scenarios",
     "tests/apps/manager/http/test_workers.py",
     "tests/apps/worker/test_worker.py",
-    "tests/controlplane/test_cluster.py",
-    "tests/controlplane/test_real_node.py",
+    "tests/cli/test_first_start.py",
+    "tests/controlplane",
+    "tests/faults",
+    "tests/forgery",
     "tests/properties",
-    "tests/scripts/test_screens.py",
+    "tests/scripts",
+    "tests/test_readme.py",
+    "tests/test_resume_ledger.py",
 )
 """What takes longest. It starts first, so that the many short files fill up the end of the run."""
 

@@ -2,6 +2,8 @@
 
 import time
 
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
 
 def elapsed_s() -> float:
     """Return the seconds since an arbitrary start, including time while the machine was suspended.
@@ -9,6 +11,4 @@ def elapsed_s() -> float:
     All processes of a machine share that start, so a deadline may be sent from one to another. A lease
     runs on while its holder's machine sleeps, but `time.monotonic` does not count that time.
     """
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
+    return time.clock_gettime(_CLOCK)

@@ -96,7 +96,8 @@ class FrameLink:
 
     def put(self, message: session.Message) -> None:
         """Queue a message."""
-        size = weight(message)
+        size_of = _SIZES.get(type(message))
+        size = USUAL + size_of(message) if size_of else USUAL
         if size > WHOLE or (self._behind and _attempt(message) in self._behind):
             self._put_large(message)
         else:
@@ -108,6 +109,9 @@ class FrameLink:
         if self._to_acknowledge:
             self._to_acknowledge -= 1
             return ARRIVED
+        if not (self._small or self._cut or self._large):
+            self._was_small = False
+            return None
         while self._small and not (self._was_small and self._may_send_large()):
             if (frame := self._small_frame()) is not None:
                 self._was_small = True
@@ -127,8 +131,9 @@ class FrameLink:
         return bool(self._to_acknowledge or self._cut or self._large)
 
     def receive(self, frame: bytes | str, now: float) -> bytes | str | None:
-        """Return the frame of messages that is complete now, or None. If `has_news` then, call `next`. Raise
-        `msgspec.MsgspecError` if the other side sends too much."""
+        """Return the frame of messages that is complete now, or None. If that is another one than was
+        received, and `has_news`, call `next`. Raise `msgspec.MsgspecError` if the other side sends too
+        much."""
         kind = frame[:1] if isinstance(frame, bytes) else b""
         if kind == ARRIVED:
             self._window.arrived(now)

@@ -6,6 +6,7 @@ the cluster, so answers are cached per shape. The rest of a `Request` is whose i
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpu_orchestrator.core.device import WHOLE
@@ -130,7 +131,7 @@ class Shape:
 
     def __post_init__(self) -> None:
         _check(self)
-        object.__setattr__(self, "_hash", hash(tuple(getattr(self, name) for name in _COMPARED)))
+        object.__setattr__(self, "_hash", hash(_compared(self)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -145,7 +146,7 @@ class Shape:
         return 0 if self.mode == "Ignore" else self.min_bandwidth_gbps
 
 
-_COMPARED = tuple(name for name in Shape.__dataclass_fields__ if name != "_hash")
+_compared = attrgetter(*(name for name in Shape.__dataclass_fields__ if name != "_hash"))
 
 
 @dataclass(frozen=True, slots=True)

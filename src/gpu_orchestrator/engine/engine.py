@@ -166,20 +166,20 @@ class Engine:
         }
 
     def _take_in(self, event: Event, now: float, actions: list[Action]) -> None:
-        match event:
+        match event:  # the most frequent first
+            case events.RequestAdded():
+                self._add(event, now, actions)
+            case events.Placed(key):
+                self._placed(key, now, actions)
+            case events.RequestRemoved(key):
+                self._remove(key)
             case events.NodeUpdated(node):
                 if self._cache.set_node(node):
                     self._wake(node.name, observed=True)
             case events.NodeRemoved(name):
                 self._cache.remove_node(name)
-            case events.RequestAdded():
-                self._add(event, now, actions)
-            case events.RequestRemoved(key):
-                self._remove(key)
             case events.PlacementObserved(placement, request):
                 self._hold(placement, request)
-            case events.Placed(key):
-                self._placed(key, now, actions)
             case events.PlaceFailed(key):
                 self._place_failed(key, now, actions)
             case events.LimitChanged(flow, most):

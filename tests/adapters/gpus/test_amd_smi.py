@@ -51,7 +51,8 @@ def test_library_adds_to_what_sysfs_says(tmp_path: Path) -> None:
         "AMD Instinct MI300X",
     ]
     now, before = gpus.readings()[1], alone.readings()[1]
-    assert (now.utilization_percent, now.power_w, now.energy_j) == (55.0, 140.0, pytest.approx(30.6))
+    assert (now.utilization_percent, now.power_w) == (55.0, 140.0)
+    assert now.energy_j == pytest.approx(30.6)
     assert (now.ecc_errors, now.ecc_corrected) == (2, 9)
     assert (now.sm_clock_mhz, now.memory_clock_mhz) == (2000, 1300)
     assert (now.memory_utilization_percent, now.pcie_replays, now.temperature_c) == (12.0, 0, 61.0), (

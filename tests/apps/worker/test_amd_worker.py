@@ -68,8 +68,11 @@ async def test_health_of_amd_devices_is_reported(peer: Peer, root: Path, worker:
     assert report.readings[7].ecc_errors == 1
     (root / "sys/bus/pci/devices/0000:46:00.0/mem_info_vram_used").unlink()
 
-    def faulty() -> session.Reading | None:
-        found = (each for m in peer.received if isinstance(m, session.Report) for each in m.readings)
-        return next((reading for reading in found if reading.problem), None)
+    def problems(report: session.Report) -> list[int]:
+        return [reading.index for reading in report.readings if reading.problem]
 
-    assert (await peer.until(faulty)).index == 2
+    def faulty() -> session.Report | None:
+        reports = (each for each in peer.received if isinstance(each, session.Report))
+        return next((each for each in reports if problems(each)), None)
+
+    assert problems(await peer.until(faulty)) == [2]

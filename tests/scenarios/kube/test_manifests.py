@@ -9,9 +9,10 @@ import yaml
 
 from controlplane.api import ApiError
 from controlplane.cluster import Cluster
-from tests.support.operator_process import SYSTEM, Operator, eventually
+from controlplane.errors import ClusterError
+from tests.support.operator_process import SYSTEM, Operator, Site, eventually
 from tests.support.paths import ROOT
-from tests.support.scheduler_stage import Stage, pod, until
+from tests.support.scheduler_stage import EXAMPLES, REFUSE, Stage, pod, until
 
 Json = dict[str, Any]
 AGENT = "gpu-scheduler-agent"
@@ -74,7 +75,7 @@ def test_second_scheduler_leads_beside_the_first(operator_cluster: Cluster, tmp_
     account = operator_cluster.service_account_kubeconfig(SYSTEM, name)
     with closing(Stage(operator_cluster, "default", tmp_path, scheduler_name=name)) as stage:
         stage.gpu_nodes(1, gpus=1, prefix="canary")
-        stage.scheduler(kubeconfig=account, releaseSeconds=0)
+        stage.scheduler(kubeconfig=account, releaseSeconds=0, **REFUSE)
         stage.create(pod("canary", gpus=1))
         assert stage.wait_bound("canary") == {"canary": "canary-0:0"}
         assert "gpu-canary-0-0" in stage.leases()
@@ -82,6 +83,27 @@ def test_second_scheduler_leads_beside_the_first(operator_cluster: Cluster, tmp_
         until(lambda: "gpu-canary-0-0" not in stage.leases(), "the device is free")
     leaders = operator_cluster.kubectl("get", "lease", "-n", SYSTEM, "-o", "name").split()
     assert f"lease.coordination.k8s.io/{name}.gpu.scheduling" in leaders
+
+
+def test_examples_are_let_in_and_filled_in(operator_cluster: Cluster, site: Site) -> None:
+    """Also those that need the consent of an administrator, once they have it."""
+    with pytest.raises(ClusterError, match="let an administrator label"):
+        apply_example(site, "advanced-examples.yaml")
+    site.allow_high_priority()
+    for path in EXAMPLES.glob("*.yaml"):
+        if path.name != "gpunodestatus-sample.yaml":
+            apply_example(site, path.name)
+    eventually(lambda: len(site.pods()) == 8, "a Deployment of six, and two pods")
+    counted = [each["spec"]["containers"][0]["resources"]["requests"] for each in site.pods()]
+    assert sorted(int(each["gpu.scheduling/milligpu"].replace("k", "000")) for each in counted) == [
+        *[250] * 6,
+        1000,
+        2000,
+    ]
+
+
+def apply_example(site: Site, name: str) -> None:
+    site.cluster.kubectl("apply", "-n", site.namespace, "-f", str(EXAMPLES / name))
 
 
 def shipped(kind: str) -> dict[str, Json]:

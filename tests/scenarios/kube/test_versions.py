@@ -12,10 +12,11 @@ from controlplane import toolbox
 from controlplane.cluster import OPTIONAL, Cluster
 from controlplane.toolbox import Toolbox
 from gpu_orchestrator.api import names
+from tests.support import installation
 from tests.support.operator_process import ACCOUNT, SYSTEM, Operator, Site
 from tests.support.paths import ROOT
 from tests.support.scale import Scale
-from tests.support.scheduler_stage import Stage, claim, example, pod, until
+from tests.support.scheduler_stage import REFUSE, Stage, claim, example, pod, until
 
 pytestmark = pytest.mark.real
 
@@ -35,13 +36,14 @@ def test_operator_and_scheduler_work(version: str, scale: Scale, tmp_path: Path)
         assert served == toolbox.pinned(toolbox.kubernetes_versions()[version])
         cluster.kubectl("apply", "-k", str(ROOT / "config/default"))
         cluster.kubectl("delete", "deployment", "--all", "-n", SYSTEM, "--cascade=foreground")
-        with closing(Stage(cluster, "default", tmp_path)) as stage:
+        with installation.webhook(cluster, tmp_path), closing(Stage(cluster, "default", tmp_path)) as stage:
             account = cluster.service_account_kubeconfig(SYSTEM, names.SCHEDULER)
-            stage.scheduler(kubeconfig=account, releaseSeconds=1, sweepSeconds=1)
+            stage.scheduler(kubeconfig=account, releaseSeconds=1, sweepSeconds=1, **REFUSE)
             work_of_the_scheduler(stage)
             operator = cluster.service_account_kubeconfig(SYSTEM, ACCOUNT)
             with Operator(operator, log=tmp_path / "operator.log"):
                 work_of_the_operator(Site(cluster))
+        assert installation.refused(cluster) == []
 
 
 def work_of_the_scheduler(stage: Stage) -> None:

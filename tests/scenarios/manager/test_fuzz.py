@@ -140,7 +140,7 @@ def _odd(good: dict[str, Any], draw: st.DrawFn) -> dict[str, Any]:
 async def test_no_request_causes_5xx_and_refused_ones_change_nothing(
     tmp_path: Path, scale: Scale, figure: Callable[[str], None]
 ) -> None:
-    requests, fixed = scale(test=(600, True), accept=(10_000, False))
+    requests, fixed = scale(test=(300, True), accept=(10_000, False))
     async with Fleet(tmp_path / "fleet") as fleet:
         loop = asyncio.get_running_loop()
         store = Client(Embedded(fleet.folder / "data" / "store").url, answer_s=10)

@@ -90,9 +90,11 @@ async def runs(manager: Fleet, owners: dict[str, str]) -> list[Run]:
 
 async def test_two_keys_share_two_devices_evenly(manager: Fleet, scale: Scale, figure: Figure) -> None:
     """Ann has run tasks and submitted all of hers before bob submits any. The worker is cordoned meanwhile;
-    otherwise ann's tasks might be done before a slow client has submitted bob's."""
+    otherwise ann's tasks might be done before a slow client has submitted bob's. Small scale: tasks of both
+    run in the same process, which saves a start for nearly every task."""
     count = scale(test=120, accept=1000)
-    await manager.worker("a", "--simulate", "2xL4:24GiB", "--max-concurrent", "8")
+    runners: list[str] = scale(test=["--share-runners"], accept=[])
+    await manager.worker("a", "--simulate", "2xL4:24GiB", "--max-concurrent", "8", *runners)
     async with client(manager, "ann") as ann, client(manager, "bob") as bob:
         owners = dict.fromkeys(await ann.submit_all(NAP, 10), "ann")
         for name in owners:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import installation
 from tests.support.operator_process import FINAL, Json, Operator, Site, eventually
 from tests.support.paths import ROOT
 from tests.support.scheduler_stage import CLAIMS, SYSTEM
@@ -182,6 +183,7 @@ def test_plain_and_claimed_workloads_use_different_nodes(site: Site) -> None:
 
 
 def test_spec_that_contradicts_the_claim_is_reported(site: Site) -> None:
+    installation.open_up(site.cluster, site.namespace)  # else the webhook says it first
     main = {"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 1}}}
     site.create("both", claim=PACKED, template={"spec": {"containers": [main]}})
     assert "asks for nvidia.com/gpu; leave it out" in site.until("both", "Failed")["message"]

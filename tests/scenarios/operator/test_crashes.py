@@ -115,7 +115,9 @@ def plain(value: Any, node: str) -> Any:
 
 def created(site: Site, resource: str) -> int:
     """Return how many of these the operator has created."""
-    entries = (entry for entry in site.cluster.audit.entries() if entry.namespace == site.namespace)
+    entries = (
+        entry for entry in site.cluster.audit.entries(site.namespace) if entry.namespace == site.namespace
+    )
     made = (entry for entry in entries if entry.user.endswith(f":{ACCOUNT}"))
     return sum((entry.verb, entry.resource, entry.code) == ("create", resource, 201) for entry in made)
 

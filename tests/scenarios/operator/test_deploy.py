@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from controlplane.api import ApiError
 from controlplane.cluster import OPTIONAL, Cluster
 from gpu_orchestrator.api import deviceleases
 from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
@@ -21,6 +22,12 @@ CLAIM = {"apiVersion": "gpu.scheduling/v1", "kind": "GpuClaim"}
 WORKLOAD = {"apiVersion": "gpu.warp.dev/v1alpha1", "kind": "GPUWorkload"}
 NOW = "2026-01-01T00:00:00.000000Z"
 KEPT_SETTINGS = "the settings of the gpu-scheduler (ConfigMap gpu-scheduler) stay as they are"
+POLICIES = "validatingadmissionpolicies"
+EVERYWHERE = (
+    "clusterroles,clusterrolebindings,flowschemas,validatingadmissionpolicies,validatingadmissionpolicybindings,"
+    "mutatingwebhookconfigurations,validatingwebhookconfigurations"
+)
+ALLOWED = "gpu.scheduling/allow-high-priority=true"
 RUNNING = "--field-selector=status.phase=Running"
 
 
@@ -36,6 +43,7 @@ def script(
     environment = {
         "PATH": path or f"{tools}:/usr/bin:/bin",
         "HOME": str(cluster.folder if cluster else "/nowhere"),
+        "GOGC": os.environ["GOGC"],
     }
     if cluster:
         environment["KUBECONFIG"] = str(kubeconfig or cluster.kubeconfig)
@@ -125,19 +133,23 @@ def test_install_update_and_remove(new_cluster: NewCluster, tmp_path: Path) -> N
 
     first = script("deploy.sh", "--image", "registry.example.com/gpu:1", cluster=cluster)
     assert first.returncode == 0, first.stderr
+    administrator_is_careless(cluster)
     edited = {"data": {"settings.yaml": "lock: binding\n"}}
-    cluster.kubectl("patch", "configmap", "gpu-scheduler", "-n", SYSTEM, "-p", json.dumps(edited))
+    cluster.kubectl("create", "namespace", SYSTEM)
+    mine = {"metadata": {"name": "gpu-scheduler"}, **edited}
+    cluster.api.request("POST", f"/api/v1/namespaces/{SYSTEM}/configmaps", mine)
     done = script("deploy.sh", "--image", "registry.example.com/gpu:1", cluster=cluster)
     assert done.returncode == 0, done.stderr
     assert KEPT_SETTINGS not in first.stdout
     assert KEPT_SETTINGS in done.stdout
+    assert "they do not say 'requireCapacity: Refuse'" in done.stdout
     assert "deployment.apps/gpu-scheduler serverside-applied" in done.stdout
     settings = cluster.kubectl("get", "configmap", "gpu-scheduler", "-n", SYSTEM, "-o", "jsonpath={.data}")
     assert json.loads(settings) == edited["data"]
     assert "the nodes of this cluster are simulated (kwok)" in done.stdout
-    assert "Run them yourself: gpu-orchestrator operator" in done.stdout
+    assert "run gpu-orchestrator operator and gpu-orchestrator scheduler yourself" in done.stdout
     assert "are installed" not in done.stdout
-    eventually(lambda: count(cluster, "pods", "-n", SYSTEM, RUNNING) == 4, "all pods seem to run")
+    eventually(lambda: count(cluster, "pods", "-n", SYSTEM, RUNNING) == 6, "all pods seem to run")
     pods = cluster.kubectl(
         "get",
         "pods",
@@ -147,7 +159,7 @@ def test_install_update_and_remove(new_cluster: NewCluster, tmp_path: Path) -> N
         "jsonpath={.items[*].spec.containers[*].image} {.items[*].status.phase}",
     )
     # Admitted under the restricted policy, and started (by the simulated kubelet).
-    assert pods.split() == ["registry.example.com/gpu:1"] * 4 + ["Running"] * 4
+    assert pods.split() == ["registry.example.com/gpu:1"] * 6 + ["Running"] * 6
     assert count(cluster, "priorityclass", "gpu-low", "gpu-normal", "gpu-high") == 3
 
     hold_devices(cluster)
@@ -158,8 +170,10 @@ def test_install_update_and_remove(new_cluster: NewCluster, tmp_path: Path) -> N
     assert f"uninstall.sh {SYSTEM} --all" in kept.stdout
     assert count(cluster, "crd") == 3
     assert cluster.kubectl("get", "deployments", "-n", SYSTEM, "-o", "name").split() == [
-        "deployment.apps/gpu-scheduler"
+        "deployment.apps/gpu-scheduler",
+        "deployment.apps/gpu-scheduler-webhook",
     ]
+    assert count(cluster, POLICIES) == 17
     assert count(cluster, "lease", "gpu-gpu-node-0-0", "-n", SYSTEM) == 1
 
     refused = script("uninstall.sh", "--all", "--patience", "1", cluster=cluster)
@@ -187,10 +201,34 @@ def test_install_update_and_remove(new_cluster: NewCluster, tmp_path: Path) -> N
         assert gone.returncode == 0, gone.stderr
     assert count(cluster, "crd") == 0
     assert count(cluster, "ns", SYSTEM) == 0
-    ours = cluster.kubectl(
-        "get", "clusterroles,clusterrolebindings,priorityclasses,flowschemas", "-o", "name"
-    )
+    ours = cluster.kubectl("get", f"{EVERYWHERE},priorityclasses", "-o", "name")
     assert "gpu-" not in ours
+
+
+def administrator_is_careless(cluster: Cluster) -> None:
+    """Apply it again, never start the webhook, and delete the namespace first: of all pods only those notice
+    that ask for GPUs, and they are told why."""
+    cluster.kubectl("apply", "-k", str(ROOT / "config" / "default"))
+    eventually(lambda: count(cluster, "pods", "-n", SYSTEM, RUNNING) == 6, "pods of ours are let in")
+    for space in (SYSTEM, "nowhere"):
+        eventually(lambda: "is it down?" in refusal(cluster), "a claimed pod is refused with the reason")
+        start_pod(cluster, f"bystander-of-{space}")
+        lease = {"metadata": {"name": "gpu-n-0", "labels": {"gpu.scheduling/managed": "true"}}}
+        if space == SYSTEM:
+            cluster.api.request("POST", f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases", lease)
+            cluster.kubectl("delete", "namespace", SYSTEM, "--timeout=60s")
+    cluster.kubectl("delete", "pods", "--all", "--now")
+
+
+def refusal(cluster: Cluster) -> str:
+    """Return why a pod that asks for a GPU is refused."""
+    meta = {"name": "asks", "annotations": {"gpu.scheduling/gpus": "1"}}
+    body = {"metadata": meta, "spec": {"containers": [{"name": "main", "image": "train"}]}}
+    try:
+        cluster.api.request("POST", "/api/v1/namespaces/default/pods?dryRun=All", body)
+    except ApiError as error:
+        return str(error)
+    return ""
 
 
 def test_update_of_an_older_installation_and_removal_of_the_scheduler(
@@ -205,18 +243,31 @@ def test_update_of_an_older_installation_and_removal_of_the_scheduler(
     assert wanted.returncode == 0, wanted.stderr
     assert class_of(cluster, "{.metadata.uid} {.preemptionPolicy}") == f"{made} PreemptLowerPriority"
 
+    leave_a_workload_of_high_priority(cluster)
     done = script("deploy.sh", "--no-wait", cluster=cluster)
     assert done.returncode == 0, done.stderr
-    assert f"operator and gpu-scheduler are installed in namespace {SYSTEM}" in done.stdout
+    assert f"webhook and policies are installed in namespace {SYSTEM}" in done.stdout
+    assert f"to allow them: kubectl label namespace default {ALLOWED}" in done.stdout
     assert class_of(cluster, "{.preemptionPolicy}") == "Never"
 
     hold_devices(cluster)
     check_other_namespaces_are_refused(cluster)
     gone = script("uninstall.sh", "--scheduler", cluster=cluster)
     assert gone.returncode == 0, gone.stderr
-    assert count(cluster, "deployments", "-n", SYSTEM) == 0
+    assert count(cluster, "deployments,configmaps,services,secrets", "-n", SYSTEM) == 0
+    left = [each for each in cluster.kubectl("get", EVERYWHERE, "-o", "name").split() if "gpu-" in each]
+    assert [each.rpartition("/")[2] for each in left] == ["gpu-orchestrator-edit", "gpu-orchestrator-view"]
     assert count(cluster, "lease", "gpu-gpu-node-0-0", "-n", SYSTEM) == 1
     assert count(cluster, "gpuclaim", "held") == 1
+
+
+def leave_a_workload_of_high_priority(cluster: Cluster) -> None:
+    """Leave what an installation without policies had let in."""
+    cluster.kubectl("label", "namespace", "default", ALLOWED)
+    spec = {"modelName": "m", "gpuCount": 1, "priority": "high"}
+    body = {**WORKLOAD, "metadata": {"name": "high"}, "spec": spec}
+    cluster.api.request("POST", WORKLOADS.format("default"), body)
+    cluster.kubectl("label", "namespace", "default", "gpu.scheduling/allow-high-priority-")
 
 
 def check_other_namespaces_are_refused(cluster: Cluster) -> None:
@@ -234,7 +285,7 @@ def check_other_namespaces_are_refused(cluster: Cluster) -> None:
     assert cluster.kubectl("get", "clusterroles,clusterrolebindings,flowschemas", "-o", "name") == before
     assert cluster.kubectl("get", "clusterrolebinding", "gpu-scheduler", "-o", subjects) == SYSTEM
     assert count(cluster, "ns", "elsewhere") == 0
-    assert count(cluster, "deployments", "-n", SYSTEM) == 2
+    assert count(cluster, "deployments", "-n", SYSTEM) == 3
     assert count(cluster, "crd") == 3
 
 

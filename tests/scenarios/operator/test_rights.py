@@ -32,7 +32,7 @@ def used(site: Site) -> tuple[set[Right], list[str]]:
     """Return the rights that the ServiceAccount used, and its refused requests. Skip namespaces of other
     tests: they are being deleted and refuse everything."""
     ours = ("", SYSTEM, site.namespace)
-    sent = [e for e in site.cluster.audit.entries() if e.user == USER and e.namespace in ours]
+    sent = [e for e in site.cluster.audit.entries(USER) if e.user == USER and e.namespace in ours]
     # `doctor` runs as the same account. It reads what every user may read, versions and its own rights, and
     # tries to read Deployments.
     entries = [e for e in sent if not e.resource.startswith(("/", "selfsubject", "deployments"))]

@@ -148,6 +148,7 @@ def test_preemptor_waits_for_its_victims_without_spending_a_try(site: Site) -> N
         "metadata": {"name": "thief", "finalizers": ["example.com/slow"]},
         "spec": {"nodeName": node, "containers": [container]},
     }
+    site.allow_high_priority()
     with high_priority_preempts(site):
         scheduler.stop()
         try:

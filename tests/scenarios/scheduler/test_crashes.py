@@ -43,10 +43,12 @@ WRITES = {
     ("patch", "nodes/status"): "node",
 }
 
+GIVING = {("create", "leases"), ("create", "pods/binding"), ("patch", "leases")}
+
 
 @pytest.fixture
 def proxy(bare_stage: Stage) -> Iterator[Proxy]:
-    with Proxy(bare_stage.cluster.kubeconfig, remember=1000) as made:
+    with Proxy(bare_stage.kubeconfig, remember=1000) as made:
         yield made
 
 
@@ -107,22 +109,24 @@ def claim_matches(found: Json, pods: dict[str, Json]) -> bool:
 def test_kill_at_every_kind_of_write_leaks_nothing(
     bare_stage: Stage, proxy: Proxy, scale: Scale, figure: Callable[[str], None]
 ) -> None:
-    """Kill before the request is forwarded, after it is applied but not answered, and after the answer."""
+    """Kill before the request is forwarded, after it is applied but not answered, and after the answer. Small
+    scale: at all three moments of the writes that give a device away, at the second one of the others."""
+    kills = [(write, moment) for write in WRITES for moment in MOMENTS]
+    chosen = scale(test=[each for each in kills if each[0] in GIVING or each[1] == "answer"], accept=kills)
     bare_stage.gpu_nodes(10, gpus=8)
     scheduler = bare_stage.scheduler(kubeconfig=proxy.kubeconfig, **ALONE)
     began = time.monotonic()
     with History(bare_stage.cluster) as history:
         crowd = Crowd(bare_stage)
-        for (verb, resource), how in WRITES.items():
-            for moment in MOMENTS:
-                bare_stage.wait_bound(*crowd.fitting())
-                kill_at(proxy, scheduler, (verb, resource), moment, partial(crowd.provoke, how))
-                scheduler.start()
+        for write, moment in chosen:
+            bare_stage.wait_bound(*crowd.fitting())
+            kill_at(proxy, scheduler, write, moment, partial(crowd.provoke, WRITES[write]))
+            scheduler.start()
         settled(bare_stage, crowd.fitting())
         until(lambda: all_counted(bare_stage), "every node shows its capacity")
         bare_stage.delete(*bare_stage.pods(), force=True)
         until(lambda: not bare_stage.leases(), f"every lease is gone\n{bare_stage.last_words()}", 60)
-    figure(f"{len(WRITES) * len(MOMENTS)} kills in {time.monotonic() - began:.0f} s")
+    figure(f"{len(chosen)} kills in {time.monotonic() - began:.0f} s")
     assert set(invariants.check(history).binds.values()) == {1}
 
 
@@ -147,7 +151,7 @@ def kill_at(
 
 def test_kill_at_random_moments_leaks_nothing(bare_stage: Stage, scale: Scale) -> None:
     """Bind a thousand pods while the scheduler is killed again and again."""
-    count, kills = scale(test=300, accept=1000), scale(test=3, accept=50)
+    count, kills = scale(test=120, accept=1000), scale(test=3, accept=50)
     bare_stage.gpu_nodes(count // 8 + 1, gpus=8)
     bare_stage.create(claim("template"), claim("shared", exclusivity="Shared", share=500))
     scheduler = bare_stage.scheduler(**LEADING)

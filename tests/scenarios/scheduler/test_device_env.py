@@ -1,7 +1,11 @@
 """Pods whose containers do not take their devices from the annotations: warned of, refused or ignored."""
 
+import pytest
+
 from controlplane.api import Json
 from tests.support.scheduler_stage import Stage, example, pod, until
+
+pytestmark = pytest.mark.open  # the policies would refuse such pods
 
 UNCONFINED = "container main may see all GPUs of the node: NVIDIA_VISIBLE_DEVICES"
 

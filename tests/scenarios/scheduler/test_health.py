@@ -17,7 +17,7 @@ BUDGETS = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"
 def health(found: Json) -> tuple[str, str]:
     """Return status and message of the condition DevicesHealthy."""
     conditions = found.get("status", {}).get("conditions", [])
-    each = next((each for each in conditions if each["type"] == "DevicesHealthy"), {})
+    each: Json = next((each for each in conditions if each["type"] == "DevicesHealthy"), {})
     return each.get("status", ""), each.get("message", "")
 
 
@@ -120,5 +120,5 @@ def enforced(stage: Stage, name: str) -> tuple[str, str]:
     """Return status and reason of the condition ShareEnforced of a pod's own claim."""
     made = next((each for key, each in stage.claims().items() if key.startswith(f"{name}-")), {})
     conditions = made.get("status", {}).get("conditions", [])
-    found = next((each for each in conditions if each["type"] == "ShareEnforced"), {})
+    found: Json = next((each for each in conditions if each["type"] == "ShareEnforced"), {})
     return found.get("status", ""), found.get("reason", "")

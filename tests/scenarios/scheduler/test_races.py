@@ -1,29 +1,32 @@
 """No device is given twice: a full cluster at full speed, and two schedulers at the same pods."""
 
+import pytest
+
 from tests.support import invariants
 from tests.support.object_history import History
 from tests.support.scale import Scale
 from tests.support.scheduler_stage import Stage, claim, pod, until
 
-FULL = 800
 PACKED = {"strategy": "binPack"}
 
 
+@pytest.mark.open  # it measures the scheduler, not the API server
 def test_cluster_is_filled_to_the_last_device(bare_stage: Stage, scale: Scale) -> None:
-    """8 nodes of 100 devices, 800 pods of one GPU at once, again and again."""
-    turns = scale(test=2, accept=20)
-    bare_stage.gpu_nodes(8, gpus=100, pods="200")
+    """8 nodes of 100 devices (small scale: 25), a pod for each device at once, again and again."""
+    turns, each = scale(test=2, accept=20), scale(test=25, accept=100)
+    full = 8 * each
+    bare_stage.gpu_nodes(8, gpus=each, pods="200")
     bare_stage.scheduler(leaderElect=False, releaseSeconds=0)
     with History(bare_stage.cluster) as history:
         for turn in range(turns):
-            pods = [f"t{turn}-{number}" for number in range(FULL)]
+            pods = [f"t{turn}-{number}" for number in range(full)]
             bare_stage.create(*(pod(name, gpus=1) for name in pods), threads=4)
             given = bare_stage.wait_bound(*pods, within_s=100)
-            assert len(set(given.values())) == FULL
+            assert len(set(given.values())) == full
             bare_stage.delete(*pods, force=True)
         until(lambda: not bare_stage.leases(), "every lease is gone", 60)
     world = invariants.check(history)
-    assert list(world.binds.values()) == [1] * FULL * turns
+    assert list(world.binds.values()) == [1] * full * turns
 
 
 def test_two_active_schedulers_give_no_device_twice(bare_stage: Stage, scale: Scale) -> None:

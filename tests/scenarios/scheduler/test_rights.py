@@ -9,6 +9,7 @@ import yaml
 from controlplane.cluster import OPTIONAL, Cluster
 from tests.conftest import NewCluster
 from tests.faults.proxy import Answer, DropAnswer, Proxy
+from tests.support import installation
 from tests.support import scheduler_stage as stages
 from tests.support.paths import ROOT
 from tests.support.scheduler_stage import SYSTEM, Stage, claim, devices, pod, until
@@ -43,20 +44,19 @@ def granted() -> set[Right]:
 
 def used(cluster: Cluster) -> tuple[set[Right], list[str]]:
     """Return the rights that the ServiceAccount used, and the requests that were refused."""
-    entries = [entry for entry in cluster.audit.entries() if entry.user == USER]
+    entries = [entry for entry in cluster.audit.entries(USER) if entry.user == USER]
     refused = [f"{e.verb} {e.resource} {e.namespace}/{e.name}" for e in entries if e.code == 403]
     return {(entry.verb, entry.resource) for entry in entries}, refused
 
 
 @pytest.fixture
 def shipped(new_cluster: NewCluster, tmp_path: Path) -> Iterator[Stage]:
-    """A cluster with everything in `config/scheduler`; the scheduler itself runs as a process."""
+    """A cluster with everything in `config/default`, policies included; the scheduler runs as a process."""
     cluster = new_cluster(parts=OPTIONAL)
     stages.install(cluster)
-    cluster.kubectl("apply", "-k", str(CONFIG))
-    cluster.kubectl("delete", "deployment", "gpu-scheduler", "-n", SYSTEM)
+    installation.install(cluster, {}, without=("webhook",))
     cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "work"}})
-    stage = Stage(cluster, "work", tmp_path)
+    stage = Stage(cluster, "work", tmp_path, closed=True)
     yield stage
     stage.close()
 
@@ -72,6 +72,7 @@ def test_role_grants_exactly_the_rights_that_are_used(shipped: Stage) -> None:
     until(lambda: granted() <= used(shipped.cluster)[0], "every right was used")
     rights, refused = used(shipped.cluster)
     assert refused == []
+    assert installation.refused(shipped.cluster) == []
     assert rights == granted()
     assert dispatched(shipped.cluster) > 0
 

@@ -5,10 +5,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import pytest
+
 from controlplane.api import Json
 from tests.support.object_history import Change, History
 from tests.support.scale import Scale
 from tests.support.scheduler_stage import Stage, pod, until
+
+pytestmark = pytest.mark.open  # they measure the scheduler, not the API server
 
 Figure = Callable[[str], None]
 
@@ -17,7 +21,7 @@ def test_unfit_pods_do_not_slow_fitting_pods(
     new_bare_stage: Callable[[], Stage], scale: Scale, figure: Figure
 ) -> None:
     """Two equal clusters, one with the backlog, take turns, so that other load affects both."""
-    backlog, fitting = scale(test=500, accept=10_000), scale(test=100, accept=500)
+    backlog, fitting = scale(test=300, accept=10_000), scale(test=60, accept=500)
     alone, beside = new_bare_stage(), new_bare_stage()
     for each in (alone, beside):
         each.gpu_nodes(fitting // 8 + 1, gpus=8)
@@ -86,7 +90,7 @@ def with_reason(stage: Stage) -> int:
 
 def test_steady_stream_is_bound_within_the_limit(bare_stage: Stage, scale: Scale, figure: Figure) -> None:
     """50 pods per second; measured from a pod's creation to its bind, as a watch shows both."""
-    seconds = scale(test=4, accept=60)
+    seconds = scale(test=2, accept=60)
     bare_stage.gpu_nodes(50 * seconds // 8 + 1, gpus=8)
     bare_stage.scheduler()
     with History(bare_stage.cluster, bare_stage.namespace) as history:
@@ -116,7 +120,7 @@ def latencies(changes: list[Change]) -> list[float]:
 
 def test_cold_start_in_a_large_cluster(bare_stage: Stage, scale: Scale, figure: Figure) -> None:
     """Measure memory and the time from start to first bind, with many nodes and bound pods."""
-    nodes, pods = scale(test=100, accept=5000), scale(test=1000, accept=50_000)
+    nodes, pods = scale(test=50, accept=5000), scale(test=300, accept=50_000)
     names = bare_stage.gpu_nodes(nodes, gpus=8)
     bare_stage.create(*(ordinary(number, names[number % nodes]) for number in range(pods)))
     bare_stage.create(pod("first", gpus=8))

@@ -16,6 +16,8 @@ from tests.support import invariants
 from tests.support.object_history import History
 from tests.support.scheduler_stage import CLAIMS, Stage, claim, devices, holders, pod, until
 
+pytestmark = pytest.mark.open  # what the policies refuse must not harm the scheduler behind them either
+
 ALONE: dict[str, Any] = {"leaderElect": False, "sweepSeconds": 1, "releaseSeconds": 1}
 ALLOCATED = "gpu.scheduling/allocated"
 LONG = "9" * 5000
@@ -176,7 +178,7 @@ def children(stage: Stage) -> list[str]:
 
 @pytest.fixture
 def proxy(stage: Stage) -> Iterator[Proxy]:
-    with Proxy(stage.cluster.kubeconfig, remember=100) as made:
+    with Proxy(stage.kubeconfig, remember=100) as made:
         yield made
 
 

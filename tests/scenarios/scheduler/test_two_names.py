@@ -3,16 +3,19 @@
 from contextlib import closing
 from pathlib import Path
 
-from tests.support import invariants
+from tests.support import installation, invariants
 from tests.support.object_history import History
 from tests.support.scheduler_stage import SYSTEM, Stage, pod, until
 
-CANARY = "canary"
+CANARY, SPACE = "canary-gpu-scheduler", "canary"
 
 
 def beside(stage: Stage, folder: Path, *, system: str) -> Stage:
     """Return a stage for pods of another scheduler on the same nodes."""
-    return Stage(stage.cluster, stage.namespace, folder, system, CANARY, static=True)
+    account = installation.scheduler_account(stage.cluster, CANARY, space=system, leases=SYSTEM)
+    return Stage(
+        stage.cluster, stage.namespace, folder, system, CANARY, static=True, account=account, closed=True
+    )
 
 
 def leaders(stage: Stage) -> set[str]:
@@ -25,8 +28,8 @@ def leaders(stage: Stage) -> set[str]:
 def test_schedulers_in_two_namespaces_give_no_device_twice(bare_stage: Stage, tmp_path: Path) -> None:
     """Both pack, so that they choose the same devices."""
     bare_stage.gpu_nodes(4, gpus=4)
-    bare_stage.cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": CANARY}})
-    with closing(beside(bare_stage, tmp_path, system=CANARY)) as canary:
+    bare_stage.cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
+    with closing(beside(bare_stage, tmp_path, system=SPACE)) as canary:
         bare_stage.scheduler(leaseNamespace=SYSTEM, releaseSeconds=0)
         canary.scheduler(leaseNamespace=SYSTEM, releaseSeconds=0)
         with History(bare_stage.cluster) as history:
@@ -38,7 +41,7 @@ def test_schedulers_in_two_namespaces_give_no_device_twice(bare_stage: Stage, tm
         assert len(set(given.values())) == 16
         assert not canary.leases(), "device leases are in the shared namespace alone"
         assert leaders(bare_stage) == {"gpu-scheduler.gpu.scheduling"}
-        assert leaders(canary) == {"canary.gpu.scheduling"}
+        assert leaders(canary) == {f"{CANARY}.gpu.scheduling"}
     invariants.check(history)
 
 

@@ -142,7 +142,7 @@ def granted() -> set[tuple[str, str]]:
 
 def used(cluster: Cluster) -> set[tuple[str, str]]:
     """Return the rights to Secrets and configurations that the ServiceAccount has used. None was refused."""
-    entries = [entry for entry in cluster.audit.entries() if entry.user == USER]
+    entries = [entry for entry in cluster.audit.entries(USER) if entry.user == USER]
     assert [entry for entry in entries if entry.code == 403 and entry.verb != "create"] == []
     return {(e.verb, e.resource) for e in entries if e.resource in ("secrets", *CONFIGURATIONS)}
 

@@ -1,5 +1,6 @@
 """`config/webhook-cert-manager` as kubectl renders it. cert-manager itself is not part of the tests."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,10 @@ def test_all_else_is_accepted_by_the_api_server(cluster: Cluster, rendered: list
     cluster.kubectl("apply", "-k", str(ROOT / "config" / "namespace"))
     known = [each for each in rendered if each["kind"] not in KINDS_OF_CERT_MANAGER]
     cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump_all(known))
+
+
+def test_guide_lists_the_folders_of_the_default() -> None:
+    text = (ROOT / "docs" / "webhook.md").read_text()
+    listed = re.findall(r"^- \.\./gpu-orchestrator/config/(\S+)$", text, re.MULTILINE)
+    default = yaml.safe_load((ROOT / "config" / "default" / "kustomization.yaml").read_text())["resources"]
+    assert listed == [each[3:].replace("webhook", "webhook-cert-manager") for each in default]

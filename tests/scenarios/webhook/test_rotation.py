@@ -60,7 +60,7 @@ def test_rotations_under_load_fail_no_admission(
         assert stream.admitted > 5
         figure(f"{stream.admitted:,} admissions in {took_s:.0f} s of rotations, none failed")
         bundles_are_emptied(site, stream)
-    refused = [entry for entry in cluster.audit.entries() if entry.user == USER and entry.code == 403]
+    refused = [entry for entry in cluster.audit.entries(USER) if entry.user == USER and entry.code == 403]
     assert refused == []
 
 

@@ -68,11 +68,9 @@ class Amd:
         }
 
     def notes(self) -> tuple[str, ...]:
-        return (
-            ()
-            if self._devices
-            else (f"AMD: no GPU in {self._root / amd_sysfs.KFD}/topology (amdgpu driver)",)
-        )
+        if self._devices:
+            return ()
+        return (f"AMD: no GPU in {self._root / amd_sysfs.KFD}/topology (amdgpu driver)",)
 
     def close(self) -> None:
         if self._smi is not None:
@@ -110,9 +108,8 @@ class Amd:
         try:
             used_mib = int((folder / "mem_info_vram_used").read_text()) // MIB
         except (OSError, ValueError) as error:
-            return Reading(
-                device.uuid, used_mib=0, free_mib=0, problem=f"the driver does not answer: {error}"
-            )
+            problem = f"the driver does not answer: {error}"
+            return Reading(device.uuid, used_mib=0, free_mib=0, problem=problem)
         values = self._smi.values(folder.name) if self._smi else {}
         return replace(self._read(device, node, folder, used_mib), **values)
 

@@ -1,8 +1,6 @@
-"""Devices that are described instead of found: in one line (`4xL4:24GiB`), or in a JSON file with links and
-fabric.
+"""Devices that are described instead of found: in one line (`4xL4:24GiB`), or in a JSON file.
 
-{"devices": [{"count": 8, "vendor": "nvidia", "model": "NVIDIA H100 80GB HBM3", "memory_mib": 81559, "numa":
-0}],
+{"devices": [{"count": 8, "vendor": "nvidia", "model": "H100", "memory_mib": 81559, "numa": 0}],
  "links": [{"between": [0, 1, 2, 3, 4, 5, 6, 7], "kind": "NVLink", "bandwidth_gbps": 900}],
  "fabric": {"hcas": [{"name": "mlx5_0", "ports": 1, "speed_gbps": 400}], "gpu_direct_rdma": true}}
 """

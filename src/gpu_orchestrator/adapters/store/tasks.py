@@ -214,7 +214,8 @@ def _assign_result(first: str, correlation: str | None = None) -> AssignResult:
 def row_of(flat: _Flat) -> Row | None:
     if not flat:
         return None
-    return {str(flat[at]): str(flat[at + 1]) for at in range(0, len(flat), 2)}
+    words = map(str, flat)
+    return dict(zip(words, words, strict=True))
 
 
 def _numbers(flat: _Flat) -> dict[str, int]:

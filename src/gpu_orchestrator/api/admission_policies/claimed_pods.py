@@ -38,6 +38,10 @@ NODE_FILES = (
 """Files of the node by which a container reaches devices: their own, the sockets of container runtimes and
 device plugins, the root of NVIDIA's driver (/run/nvidia/driver, with a /dev of its own), descriptions of CDI
 devices, and static pods."""
+CAPABILITIES = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF")
+"""Rights by which a container reaches devices that it was not given: NVIDIA's runtime hands the controls of
+MIG to one with SYS_ADMIN that asks for them, and the others change the kernel. Runtimes ignore case, and
+`CAP_`."""
 GPUS_PATTERN = f"^0{{0,70}}([1-9]|[1-5][0-9]|6[0-{claims.MAX_GPUS % 10}])$"
 CLAIMED = {"claimed": cel.is_claimed("object")}
 _GPUS = f"object.metadata.annotations[?'{names.GPUS}'].orValue('1')"
@@ -102,6 +106,13 @@ def _container_checks(containers: str, which: str) -> tuple[Validation, ...]:
             "a privileged container sees all GPUs of its node, so a pod that asks for GPUs has none "
             f"({which}); set "
             "privileged: false",
+        ),
+        Validation(
+            f"{containers}.all(container, container.?securityContext.?capabilities.?add.orValue([])"
+            f".all(each, !(each.upperAscii().replace('CAP_', '') in {cel.text_list(CAPABILITIES)})))",
+            f"with one of the capabilities {', '.join(CAPABILITIES)} a container reaches GPUs of others, so "
+            f"a pod that asks for GPUs adds none of them ({which}); remove it from "
+            "securityContext.capabilities.add",
         ),
         Validation(
             f"{containers}.all(container, container.?volumeDevices.orValue([]).size() == 0)",

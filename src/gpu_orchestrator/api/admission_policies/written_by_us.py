@@ -11,6 +11,7 @@ BINDS_EVERYWHERE = "authorizer.group('').resource('pods').subresource('binding')
 WRITES_STATUS_EVERYWHERE = (
     "authorizer.group('').resource('pods').subresource('status').check('patch').allowed()"
 )
+KEPT = cel.text_list((*names.ASKING_ANNOTATIONS, names.GANG))
 NEW, OLD = {"new": cel.annotations("object")}, {"old": cel.old("metadata.?annotations", "{}")}
 
 ANSWERS = Policy(
@@ -34,12 +35,13 @@ ANSWERS = Policy(
 
 ASKS = Policy(
     "gpu-orchestrator-asks",
-    "What a pod asks for is decided at its creation: it was counted, admitted and perhaps bound with that.",
+    "What a pod asks for, and with which others, is decided at its creation: it was counted, admitted and\n"
+    "perhaps bound with that.",
     (Resources(PODS, ("UPDATE",)),),
     (
         Validation(
-            f"{cel.ASKS}.all(key, variables.new[?key] == variables.old[?key])",
-            f"{cel.ASKS}.filter(key, variables.new[?key] != variables.old[?key]).join(', ') + ' cannot be "
+            f"{KEPT}.all(key, variables.new[?key] == variables.old[?key])",
+            f"{KEPT}.filter(key, variables.new[?key] != variables.old[?key]).join(', ') + ' cannot be "
             "set, "
             "changed or removed after the creation of the pod; delete the pod and create it again'",
             is_computed=True,

@@ -90,7 +90,7 @@ class Manager:
         self.embedded, self.connections = deps.embedded, deps.connections
         self.signing = Signing.of(settings, store.database, deps.seal, deps.callback_secret)
         self.started = monotonic()
-        self.metrics = Metrics()
+        self.metrics = Metrics(at_once=deps.place is not None)
         self.connections.on_closed = lambda reason: self.metrics.connections_closed.labels(reason).inc()
         self.audit = Audit(store.audit, self.metrics.audit_dropped)
         self.memory = MemoryPolicy(settings.gpu_memory_threshold, settings.gpu_memory_headroom)
@@ -161,6 +161,7 @@ class Manager:
             each.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self.results.close()
+        self.metrics.write()
 
     def _keys_changed(self) -> None:
         self.quotas.refresh(self.keys)
@@ -307,10 +308,12 @@ class Manager:
         """Return all metrics as text: those of this process, or the sums of all its siblings."""
         if self.siblings is not None:
             return await self.siblings.metrics()
-        return generate_latest(self.metrics.registry) + b"".join(await self._own_gauges())
+        gauges = b"".join(await self._own_gauges())
+        return generate_latest(self.metrics.registry) + gauges
 
     async def _own_gauges(self) -> tuple[bytes, bytes]:
         """Return the gauges of this process, and of all devices if it leads, as text."""
+        self.metrics.write()
         dispatcher, devices = self.leader.dispatcher, ""
         if dispatcher is not None:
             devices = await self._device_gauges.text(dispatcher.workers, dispatcher.engine.cluster)

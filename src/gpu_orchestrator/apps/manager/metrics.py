@@ -1,5 +1,12 @@
-"""The Prometheus metrics of the manager. `GET /metrics` shows them."""
+"""The Prometheus metrics of the manager. `GET /metrics` shows them.
 
+What happens for every task or request is counted in plain numbers first, and written to the metrics before
+they are read (`write`): prometheus_client makes about ten calls for each number. One of several processes
+writes at once: its numbers are in a file that outlives it, and a killed process must not take counts along.
+"""
+
+from bisect import bisect_left
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -11,8 +18,30 @@ SLOW = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3600)
 Gauges = Callable[[], Iterable[Metric]]
 
 
+class Tally:
+    """Observations of a histogram that are not written to it yet."""
+
+    def __init__(self, histogram: Histogram, bounds: tuple[float, ...]) -> None:
+        self._histogram, self._bounds = histogram, bounds
+        self._counts, self._sum = [0] * (len(bounds) + 1), 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def write(self) -> None:
+        """Write them. The attributes are not public; `test_metrics.py` compares with `Histogram.observe`."""
+        if not any(self._counts):
+            return
+        for bucket, count in zip(self._histogram._buckets, self._counts, strict=True):
+            bucket.inc(count)
+        self._histogram._sum.inc(self._sum)
+        self._counts, self._sum = [0] * len(self._counts), 0.0
+
+
 class Metrics:
-    def __init__(self) -> None:
+    def __init__(self, *, at_once: bool = False) -> None:
+        self._at_once = at_once
         self.registry, self.gauges = CollectorRegistry(), CollectorRegistry()
         self.tasks = Counter(
             "tasks", "Ended attempts by the task's status afterwards", ["status"], registry=self.registry
@@ -89,9 +118,10 @@ class Metrics:
             registry=self.registry,
         )
         self.average_s = 0.0
-        self._tasks: dict[str, Counter] = {}
-        self._requests: dict[tuple[str, str, int], Counter] = {}
-        self._request_s: dict[str, Histogram] = {}
+        self._ended: Counts[str] = Counts()
+        self._answered: Counts[tuple[str, str, int]] = Counts()
+        self._answered_s: dict[str, Tally] = {}
+        self._duration, self._dispatch = Tally(self.duration, SLOW), Tally(self.dispatch, FAST)
 
     def collect_from(self, gauges: Gauges) -> None:
         """Register gauges that are read each time the metrics are collected."""
@@ -103,30 +133,43 @@ class Metrics:
         self.gauges.register(OnScrape())
 
     def dispatched(self, waited_s: float) -> None:
-        self.dispatch.observe(max(waited_s, 0.0))
+        self._dispatch.observe(max(waited_s, 0.0))
+        self._counted()
 
     def ended(self, status: str, seconds: float) -> None:
-        counter = self._tasks.get(status)
-        if counter is None:
-            counter = self._tasks[status] = self.tasks.labels(status)
-        counter.inc()
+        self._ended[status] += 1
         if status == "completed":
-            self.duration.observe(seconds)
+            self._duration.observe(seconds)
             self.average_s += (seconds - self.average_s) * (0.05 if self.average_s else 1.0)
         elif status == "queued":
             self.redelivered.inc()
+        self._counted()
 
     def refused(self, owner: str, limit: str) -> None:
         self.refusals.labels(owner, limit).inc()
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        key = (method, route, status)
-        counter = self._requests.get(key)
-        if counter is None:
-            counter = self._requests[key] = self.requests.labels(method, route, str(status))
-            self._request_s.setdefault(route, self.request_s.labels(route))
-        counter.inc()
-        self._request_s[route].observe(seconds)
+        self._answered[method, route, status] += 1
+        tally = self._answered_s.get(route)
+        if tally is None:
+            tally = self._answered_s[route] = Tally(self.request_s.labels(route), FAST)
+        tally.observe(seconds)
+        self._counted()
+
+    def _counted(self) -> None:
+        if self._at_once:
+            self.write()
+
+    def write(self) -> None:
+        """Write what was counted since the last call. Call it before the metrics are read."""
+        for status, count in self._ended.items():
+            self.tasks.labels(status).inc(count)
+        for (method, route, status_code), count in self._answered.items():
+            self.requests.labels(method, route, str(status_code)).inc(count)
+        self._ended.clear()
+        self._answered.clear()
+        for tally in (self._duration, self._dispatch, *self._answered_s.values()):
+            tally.write()
 
 
 def gauge(name: str, text: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> Metric:

@@ -191,7 +191,9 @@ def _gpu(
         driver_version=device.driver_version,
         cordoned=device.index in worker.cordoned_devices,
         problem=reading.problem if reading else "",
-        alerts=[_alert(each) for each in worker.alerts if each.device == device.index],
+        alerts=[_alert(each) for each in worker.alerts if each.device == device.index]
+        if worker.alerts
+        else [],
     )
 
 

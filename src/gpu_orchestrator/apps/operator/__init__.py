@@ -10,7 +10,6 @@ One pass over a workload: snapshot → reconcile → plan → apply. Read the mo
   observe/workload_volumes  asks the API server where a workload's volumes can be mounted
   observe/owned_jobs        which Jobs count: those of workloads that exist
   observe/claimed_nodes     which nodes have claimed pods: plain workloads keep away from them
-  observe/device_sizes      how large the cluster's devices are, for shares by memory
   observe/capacity          the engine: what is free, who waits for it, and the reservations
   planning/snapshot         what is known about one workload: it, its Jobs, its pods
   planning/reconcile        decides from a snapshot what to do next, and returns a plan

@@ -65,8 +65,7 @@ class Reviewer:
                 f"{what} does not exist; create it first: what the pod counts for is read from it",
             )
         wish = claim.spec.devices
-        largest_mib = self._largest_mib(wish) if capacity.needs_memory(wish) else 0
-        milligpu = capacity.milligpu(wish, wish.count, largest_mib=largest_mib)
+        milligpu = capacity.milligpu(wish, wish.count, largest_mib=self._largest_mib(wish))
         filled = admission.filled(pod, milligpu)
         if not self._uses_mps or not sharing.suits(wish):
             return _patched(asked, pod, filled)

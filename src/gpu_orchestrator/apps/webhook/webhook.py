@@ -40,7 +40,7 @@ class Webhook:
         self._nodes.on_change(memory.node_changed)
         self._reports.on_change(memory.report_changed)
         claims = ClaimReader(client, self._claims.store, metrics, limit_s=settings.claim_read_seconds)
-        self._reviewer = Reviewer(claims.find, memory.largest_mib, uses_mps=settings.mps)
+        self._reviewer = Reviewer(claims.find, memory.sizes.largest_mib, uses_mps=settings.mps)
         self._stopped = asyncio.Event()
 
     @property

@@ -26,7 +26,9 @@ steps = st.lists(
 def recounted(table: TaskTable) -> QueueDepth:
     depth = QueueDepth()
     for known in table.values():
-        depth.add(known, 1)
+        (depth.waiting_of if known.waits else depth.running_of)[known.spec.tenant] += 1
+        if known.waits:
+            depth.waiting[known.spec.priority] += 1
     return depth
 
 

@@ -144,7 +144,7 @@ async def test_counters_equal_a_recount_after_random_events(site: Site) -> None:
 
 def _recounted(dispatcher: Any) -> QueueDepth:
     """Ask the engine for the state of every task, as a scrape once did."""
-    found = QueueDepth(Counter(), Counter(), Counter())
+    found = QueueDepth()
     for name, known in dispatcher.tasks.items():
         waits = dispatcher.engine.state_of(name) not in ("held", "in flight")
         (found.waiting_of if waits else found.running_of)[known.spec.tenant] += 1

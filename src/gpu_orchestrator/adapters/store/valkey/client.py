@@ -47,8 +47,11 @@ class Client:
 
     def send(self, command: bytes) -> Awaitable[Any]:
         """Return the reply to a command that is already encoded."""
-        if self._opened is not None and self._opened.connection.is_open:
-            return self._opened.connection.send(command)
+        if self._opened is not None:
+            try:
+                return self._opened.connection.send(command)
+            except Lost:  # it is closed; the next one is opened below
+                pass
         return self._connect_and_send(command)
 
     async def _connect_and_send(self, command: bytes) -> Any:

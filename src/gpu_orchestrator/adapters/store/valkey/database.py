@@ -86,10 +86,16 @@ class Database:
     async def call(self, script: Script[T], *arguments: Any) -> tuple[tuple[NewsItem, ...], T]:
         packed = _encode(arguments)
         try:
-            answer = await self._evaluate(script, packed)
+            try:
+                answer = await self._client.send(self._call_of(script) + encoded_part(packed))
+            except Refused as refused:
+                if refused.code != "NOSCRIPT":
+                    raise
+                # The server does not know the script yet.
+                answer = await self._client.execute("EVAL", script.source, 1, self.prefix, packed)
         except (Lost, Refused) as error:
             raise self._unreachable(f"did not run `{script.name}`", error) from error
-        return script.decode(answer)
+        return script.decode(cast(bytes, answer))
 
     async def pop_news(self, most: int) -> list[bytes]:
         """Remove and return news that the leader has not read yet, oldest first."""
@@ -195,16 +201,6 @@ class Database:
         if wrong := unfit(facts, Address.of(self.url), strict=self.strict, insecure=insecure):
             raise Unfit(f"the store at {redact(self.url)} cannot be used: {'; '.join(wrong)}")
         return facts
-
-    async def _evaluate(self, script: Script[Any], packed: bytes) -> bytes:
-        try:
-            answer = await self._client.send(self._call_of(script) + encoded_part(packed))
-        except Refused as refused:
-            if not str(refused).startswith("NOSCRIPT"):
-                raise
-            # The server does not know the script yet.
-            answer = await self._client.execute("EVAL", script.source, 1, self.prefix, packed)
-        return cast(bytes, answer)
 
     def _call_of(self, script: Script[Any]) -> bytes:
         """Return the encoded call without its arguments, which is the same every time."""

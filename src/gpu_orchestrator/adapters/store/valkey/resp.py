@@ -11,6 +11,8 @@ from typing import Any, cast
 
 Part = bytes | str | int
 OUT_OF_MEMORY = "OOM"
+LONGEST_SIZE = 24
+"""Of the line that tells the size of a bulk string."""
 LEAVE = frozenset(
     {
         "READONLY",
@@ -86,6 +88,11 @@ class Connection(asyncio.Protocol):
                 reply.set_exception(why)
 
     def data_received(self, data: bytes) -> None:
+        if not self._buffer and (value := _only_bulk(data)) is not None:
+            reply, _ = self._pending.popleft()
+            if not reply.done():  # else the caller has given up
+                reply.set_result(value)
+            return
         self._buffer += data
         at = 0
         try:
@@ -157,6 +164,17 @@ def command_head(count: int, *parts: Part) -> bytes:
 
 def encoded_part(raw: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(raw), raw)
+
+
+def _only_bulk(data: bytes) -> bytes | None:
+    """Return the bulk string that this data is; None if it is anything else. Most data is the whole answer of
+    one script."""
+    if data[0] != 0x24:
+        return None
+    end = data.find(b"\r\n", 0, LONGEST_SIZE)
+    if end < 0 or len(data) != int(data[1:end]) + end + 4:
+        return None
+    return data[end + 2 : -2]
 
 
 def _parse(buffer: bytearray, at: int) -> tuple[Any, int]:

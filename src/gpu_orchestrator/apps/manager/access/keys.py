@@ -19,11 +19,11 @@ from gpu_orchestrator.apps.manager.errors import Forbidden, Unauthorized
 
 Scope = Literal["read", "submit", "admin", "worker"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-INCLUDES: dict[Scope, frozenset[Scope]] = {
-    "read": frozenset({"read"}),
-    "submit": frozenset({"submit", "read"}),
-    "admin": frozenset(SCOPES),
-    "worker": frozenset({"worker"}),
+INCLUDED_IN: dict[Scope, frozenset[Scope]] = {
+    "read": frozenset({"read", "submit", "admin"}),
+    "submit": frozenset({"submit", "admin"}),
+    "admin": frozenset({"admin"}),
+    "worker": frozenset({"worker", "admin"}),
 }
 """`submit` includes `read`, to see the results. `admin` includes `worker`, because an admin could create such
 a key anyway."""
@@ -54,7 +54,7 @@ class Key:
     worker: str = "*"
 
     def may(self, scope: Scope) -> bool:
-        return any(scope in INCLUDES[each] for each in self.scopes)
+        return not INCLUDED_IN[scope].isdisjoint(self.scopes)
 
     def demand(self, scope: Scope) -> None:
         """Raise `Forbidden` if the key lacks this scope."""

@@ -19,6 +19,7 @@ class Quotas:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._default = allowance(DEFAULTS, settings)
         self._by_owner: dict[str, Allowance] = {}
         self._by_limits: dict[Limits, Allowance] = {}
         self._revision = -1
@@ -47,7 +48,7 @@ class Quotas:
 
     def may(self, owner: str) -> Allowance:
         """Return the limits of an owner. Owners without keys get the default limits."""
-        return self._by_owner.get(owner) or self._of(DEFAULTS)
+        return self._by_owner.get(owner) or self._default
 
     def weight(self, owner: str) -> float:
         return self.may(owner).weight

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from logging import DEBUG
+from typing import NamedTuple
 
 import structlog
 
@@ -23,8 +24,7 @@ log = structlog.get_logger()
 Deliver = Callable[[WorkerState, session.Assign], None]
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedAssignment:
+class PlannedAssignment(NamedTuple):
     """A placement, and the worker as it was at that time: it may leave before the store answers."""
 
     place: Place
@@ -71,6 +71,7 @@ class Assigner:
         if isinstance(answer, NotAssigned) or known is None:
             if isinstance(answer, NotAssigned) and answer.moved is Moved.TASK:
                 yield RequestRemoved(key)
+            self.tasks.set_waits(key, True)
             yield PlaceFailed(key)
             return
         known.attempt += 1

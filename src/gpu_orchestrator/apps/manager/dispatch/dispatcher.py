@@ -250,9 +250,8 @@ class Dispatcher:
         # others for the time that it was not there.
         since_ms = item.created_ms if item.attempt else max(item.created_ms, item.after_ms)
         self.tasks[item.id] = TrackedTask(spec, item.attempt, since_ms / 1000, deaths_of(item.deaths))
-        after_s = item.after_ms / 1000
-        if after_s > self.deps.now():
-            heappush(self._delayed, (after_s, item.id, item.attempt))
+        if item.after_ms and item.after_ms / 1000 > self.deps.now():
+            heappush(self._delayed, (item.after_ms / 1000, item.id, item.attempt))
         else:
             self._enqueue(item.id)
 
@@ -313,9 +312,6 @@ class Dispatcher:
 
     def _decide(self) -> None:
         pending, self._events = self._events, []
-        for event in pending:
-            if isinstance(event, events.PlaceFailed):
-                self.tasks.set_waits(event.key, True)
         for action in self.engine.handle_all(pending, self.deps.now()):
             if isinstance(action, events.Place):
                 self.tasks.set_waits(action.request.key, False)
@@ -425,7 +421,9 @@ class Dispatcher:
         if len(plans) < len(places):
             planned = {each.place.request.key for each in plans}
             gone = [each.request.key for each in places if each.request.key not in planned]
-            self._events.extend(map(events.PlaceFailed, gone))
+            for key in gone:
+                self.tasks.set_waits(key, True)
+                self._handle(events.PlaceFailed(key))
         return plans
 
 

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gpu_orchestrator.adapters.store.events import Entry, Id, id_of
+from gpu_orchestrator.api import websocket
 from gpu_orchestrator.apps.manager import schema, views
 
 RESET = "reset"
 _encode = msgspec.json.Encoder().encode
-_TEXT_FRAME = 0x81
-"""The first byte of a WebSocket frame that is a whole text message (RFC 6455)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +35,7 @@ class EncodedEvent:
     @property
     def socket_frame(self) -> bytes:
         """Return the event as a WebSocket frame."""
-        size = len(self.json)
-        if size < 126:
-            head = bytes((_TEXT_FRAME, size))
-        elif size < 1 << 16:
-            head = bytes((_TEXT_FRAME, 126)) + size.to_bytes(2, "big")
-        else:
-            head = bytes((_TEXT_FRAME, 127)) + size.to_bytes(8, "big")
-        return head + self.json
+        return websocket.encoded(websocket.TEXT, self.json)
 
     def is_seen_by(self, sees: str) -> bool:
         """Return True for events of this owner's tasks, or of any task if it is empty, and of the cluster."""

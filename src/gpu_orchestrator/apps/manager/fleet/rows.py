@@ -34,6 +34,7 @@ _encode = msgspec.json.Encoder().encode
 
 HELLOS = 2048
 """A worker sends its hello once, and every process decodes it often: keep this many decoded."""
+NONE: frozenset[int] = frozenset()
 ENOUGH_TASKS = 10
 """At least this many tasks must have ended on a worker before its success rate counts."""
 
@@ -63,9 +64,9 @@ def worker_state_of(row: Row) -> WorkerState:
         left=row["state"] == "offline" and row.get("leaving") == "1",
         cordoned=row.get("cordoned") == "1",
         draining=row.get("draining") == "1" or row.get("leaving") == "1",
-        cordoned_devices=_cordoned(hello, row.get("cordoned_devices") or "[]"),
+        cordoned_devices=_cordoned(hello, row.get("cordoned_devices", "")),
         readings=report.readings if report else (),
-        alerts=_alerts.decode(row.get("alerts") or "[]"),
+        alerts=_alerts.decode(row["alerts"]) if row.get("alerts") else (),
         score=score_of(done, failed),
         api=row.get("api", ""),
         connection=row.get("connection", ""),
@@ -74,6 +75,8 @@ def worker_state_of(row: Row) -> WorkerState:
 
 def _cordoned(hello: session.Hello, stored: str) -> frozenset[int]:
     """Return the indexes of cordoned devices, which are stored by UUID; older versions stored indexes."""
+    if stored in ("", "[]"):
+        return NONE
     chosen = set(_devices.decode(stored))
     return frozenset(each.index for each in hello.devices if each.index in chosen or each.uuid in chosen)
 

@@ -22,6 +22,7 @@ from gpu_orchestrator.apps.manager.http.responses import error_response
 from gpu_orchestrator.apps.manager.http.route_auth import RouteGuard, check_query, header, manager_of
 from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.apps.manager.schema import PREFIX
+from gpu_orchestrator.apps.manager.workers.transports import SEND
 
 log = structlog.get_logger()
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -62,7 +63,11 @@ class Gate:
         if scope["type"] == "http":
             await self._http(scope, receive, send)
         else:
-            await self._app(scope, receive, self._audited_send(scope, send))
+            scope["state"][SEND] = send
+            try:
+                await self._app(scope, receive, self._audited_send(scope, send))
+            finally:
+                del scope["state"][SEND]  # it refers to the connection, which refers to the scope
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = perf_counter()

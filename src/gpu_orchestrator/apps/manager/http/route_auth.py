@@ -32,6 +32,7 @@ ACKNOWLEDGED: frozenset[Needs] = frozenset({"submit", "admin"})
 lease must not end because a replica is away."""
 
 SHORT_QUERY = 40
+HEADERS = "headers_by_name"
 
 
 class UnguardedRoute(Exception):
@@ -120,10 +121,10 @@ def manager_of(connection: HTTPConnection) -> Manager:
 
 def header(connection: asgi.Scope, name: bytes) -> str:
     """Return the first header of this name, which must be in lower case; empty if there is none."""
-    for each, value in connection["headers"]:
-        if each == name:
-            return str(value, "latin-1")
-    return ""
+    known: dict[bytes, bytes] | None = connection.get(HEADERS)
+    if known is None:
+        known = connection[HEADERS] = dict(reversed(connection["headers"]))
+    return str(known.get(name, b""), "latin-1")
 
 
 def path_of(connection: asgi.Scope) -> str:

@@ -55,7 +55,10 @@ async def accept(
 ) -> list[Accepted]:
     """Store all of these tasks, or store none and raise the error that says why."""
     specs = [_spec(manager, each, key) for each in requests]
-    await _check_all(manager, specs)
+    if len(specs) == 1:
+        await _check(manager, 0, specs[0], request_of("", specs[0]))
+    else:
+        await _check_all(manager, specs)
     now_s = time()
     new = [
         _new(manager, each, spec, _Sender(key, correlation, now_s))

@@ -47,9 +47,9 @@ def times_of(request: task_schema.TaskRequest, now_s: float) -> Times:
 def pool_of(wanted: str, key: Key) -> str:
     """Return the pool of a task: the one that it names, or else the only one that its key may use."""
     allowed = key.limits.pools
-    if not wanted and len(allowed) == 1:
-        return allowed[0]
-    return pool_allowed(wanted, key)
+    if not allowed:
+        return wanted
+    return allowed[0] if not wanted and len(allowed) == 1 else pool_allowed(wanted, key)
 
 
 def pool_allowed(wanted: str, key: Key) -> str:

@@ -88,7 +88,8 @@ class Admission:
             submission.refused = next(
                 (each for task in part if isinstance(each := answers[task.id], NoRoom)), None
             )
-            submission.part_taken(part)
+            if len(part) < sum(submission.unit.tasks):  # the rest of it goes later
+                submission.part_taken(part)
         return answers
 
 

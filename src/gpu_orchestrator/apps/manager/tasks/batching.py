@@ -70,6 +70,11 @@ class BatchQueue(Generic[A]):
     def _next(self) -> list[A]:
         """Return the next batch: one item of each flow in turn. A flow that just had its turn goes to the
         back."""
+        if len(self._flows) == 1:
+            ((flow, waiting),) = self._flows.items()
+            if len(waiting) <= self._most:
+                del self._flows[flow]
+                return list(waiting)
         batch: list[A] = []
         while self._flows and len(batch) < self._most:
             flow, waiting = next(iter(self._flows.items()))

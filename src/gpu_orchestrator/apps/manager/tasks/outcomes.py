@@ -8,8 +8,8 @@ tasks cost less. What an attempt printed is written before its outcome: after th
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -50,8 +50,7 @@ Then = Callable[[FinishResult | None], None]
 """Called with the store's answer, or with None if the outcome could not be stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Report:
+class _Report(NamedTuple):
     outcome: Outcome
     seconds: float
     then: Then
@@ -128,7 +127,7 @@ class Outcomes:
     async def _put_large(self, report: _Report, result: bytes) -> None:
         at = await self._results.write(report.outcome.id, report.outcome.attempt, result)
         self._finish.put(
-            replace(report, outcome=structs.replace(report.outcome, payload="", result_at=str(at)))
+            report._replace(outcome=structs.replace(report.outcome, payload="", result_at=str(at)))
         )
 
     async def _store_outcomes(self, reports: list[_Report]) -> None:
@@ -175,7 +174,7 @@ class Outcomes:
         Return the history that they are part of, and the results."""
         while True:
             try:
-                history = await self._store.database.begin()
+                history = await self._store.database.begin() if self._store.database.strict else ""
                 return history, await self._store.tasks.finish(outcomes)
             except Unreachable:
                 await asyncio.sleep(STORE_PAUSE_S)

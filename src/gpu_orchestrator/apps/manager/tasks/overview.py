@@ -89,7 +89,8 @@ class Overview:
     async def never_fits(self, shape: Shape, policy: Policy) -> Refusal | None:
         """Return why no worker could ever take this shape; None if one could, or if no worker has registered
         yet."""
-        await self.refresh()
+        if monotonic() - self._refreshed_at >= FRESH_S:
+            await self.refresh()
         if self._lookup(shape, policy) is None:
             return None
         await self.refresh(at_most_old_s=0.0)  # a worker may have joined just now

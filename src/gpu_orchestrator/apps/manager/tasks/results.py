@@ -93,6 +93,8 @@ class Results:
     async def whole(self, row: Row) -> Row:
         """Return the row with its result, if that is not larger than what is shown whole. A result that
         cannot be read is left out: its own route says why."""
+        if not row.get("result_at") and 4 * len(row.get("result", "")) <= self.shown_bytes:
+            return row  # a character has at most 4 bytes
         size = size_of(row)
         if size > self.shown_bytes:
             return {**row, "result": "", "result_bytes": str(size)}

@@ -75,7 +75,7 @@ class Session:
     def send(self, message: session.Message) -> None:
         if isinstance(message, session.Assign):
             self.assigned_at[message.task, message.attempt] = monotonic()
-            if pieces.weight(message) > pieces.LARGEST:
+            if len(message.parameters) > pieces.LARGEST - pieces.USUAL:
                 return self._fail_too_large(message)
         self._link.put(message)
         if not isinstance(message, session.Ack):
@@ -149,8 +149,9 @@ class Session:
         the web framework that opened the connection."""
         await self.resume()
         while True:
-            frame = self._link.receive(await self.transport.receive(), monotonic())
-            if self._link.has_news:
+            received = await self.transport.receive()
+            frame = self._link.receive(received, monotonic())
+            if frame is not received and self._link.has_news:
                 self._wake.set()
             for message in session.read_by_server(frame) if frame is not None else ():
                 self._handle(message, group)
@@ -188,6 +189,8 @@ class Session:
 
     def _handle(self, message: session.ToServer, group: asyncio.TaskGroup) -> None:
         match message:
+            case session.Done():  # the most frequent by far
+                self._ended(message)
             case session.Renew(number=number):
                 group.create_task(self._renew(number))
             case session.Report():
@@ -204,10 +207,14 @@ class Session:
             case session.Hello():
                 log.warning("a worker said hello twice", worker=self.name)
             case _:
-                began = self.assigned_at.get((message.task, message.attempt))
-                self._cancelled.discard((message.task, message.attempt))
-                seconds = monotonic() - began if began else 0.0
-                self.outcomes.record(self.identity, message, seconds, partial(self._recorded, message))
+                self._ended(message)
+
+    def _ended(self, message: session.Outcome) -> None:
+        key = message.task, message.attempt
+        began = self.assigned_at.get(key)
+        self._cancelled.discard(key)
+        seconds = monotonic() - began if began else 0.0
+        self.outcomes.record(self.identity, message, seconds, partial(self._recorded, message))
 
     def _recorded(self, message: session.Outcome, result: FinishResult | None) -> None:
         # Not earlier: a renewal would send the task again.

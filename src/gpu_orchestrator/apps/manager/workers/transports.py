@@ -12,10 +12,13 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gpu_orchestrator.adapters.background import wait_until_set
-from gpu_orchestrator.api import session
+from gpu_orchestrator.api import session, websocket
 from gpu_orchestrator.apps.manager import errors
 from gpu_orchestrator.apps.manager.access.keys import Key
 
+SEND = "send"
+"""The name of a WebSocket's own `send` in the state of its request: past the layers of the framework, which
+have nothing to do with the messages of a session that is open."""
 WELCOME_S = 10.0
 ANSWER_BYTES = 4 << 20
 """The largest answer to a poll, unless a single message is larger."""
@@ -48,6 +51,7 @@ class Sessions(Protocol):
 class WebSocketTransport:
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
+        self._send = websocket.scope["state"][SEND]
 
     async def receive(self) -> bytes | str:
         message = await self._websocket.receive()
@@ -58,8 +62,9 @@ class WebSocketTransport:
 
     async def send(self, frame: bytes) -> None:
         try:
-            await self._websocket.send_bytes(frame)
-        except (WebSocketDisconnect, RuntimeError) as error:
+            frames = websocket.encoded(websocket.BINARY, frame)
+            await self._send({"type": "websocket.send", "frames": frames})
+        except OSError as error:
             raise Disconnected from error
 
     async def close(self) -> None:

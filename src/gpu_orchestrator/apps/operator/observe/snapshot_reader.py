@@ -15,13 +15,13 @@ from msgspec import structs
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
 from gpu_orchestrator.api import translate
+from gpu_orchestrator.api.device_sizes import DeviceSizes
 from gpu_orchestrator.api.gpuworkload import FINAL, GPUWorkload
 from gpu_orchestrator.api.job import Job
-from gpu_orchestrator.api.kubernetes import Pod
+from gpu_orchestrator.api.kubernetes import Node, Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.observe import ended_pods, job_events, workload_volumes
-from gpu_orchestrator.apps.operator.observe.device_sizes import DeviceSizes
 from gpu_orchestrator.apps.operator.observe.watches import Watches
 from gpu_orchestrator.apps.operator.planning import status, stuck
 from gpu_orchestrator.apps.operator.planning.snapshot import WorkloadSnapshot
@@ -66,10 +66,20 @@ class SnapshotReader:
         seen = self.watches
         self._fresh_jobs = Overlay(seen.jobs)
         self._fresh_workloads = Overlay(seen.workloads)
-        seen.nodes.on_change(self._sizes.see_node)
+        seen.nodes.on_change(self._note_sizes)
         seen.pods.on_change(self._note_eviction)
         seen.jobs.on_change(self._forget_job)
         seen.workloads.on_change(self._forget_workload)
+
+    def _note_sizes(self, old: Node | None, new: Node | None) -> None:
+        """Nodes say by annotation or label how large their devices are; what an agent reports is not read
+        here. A node that says nothing makes shares count for more, never for less."""
+        if seen := new or old:
+            self._sizes.put(seen.metadata.name, (translate.kind(new),) if new else ())
+
+    def _largest_mib(self, workload: GPUWorkload) -> int:
+        claim = workload.spec.claim
+        return self._sizes.largest_mib(claim.devices) if claim else 0
 
     def keep_workload(self, answer: GPUWorkload) -> None:
         self._fresh_workloads.keep(answer)
@@ -138,7 +148,7 @@ class SnapshotReader:
             own,
             pods,
             shunned=shunned,
-            largest_mib=self._sizes.largest_mib(workload.spec.claim),
+            largest_mib=self._largest_mib(workload),
             claims_by_default=self.defaults.claims,
             waits_by_default=self.defaults.waits,
             unknown_strategy=self._unknown_strategy(workload),

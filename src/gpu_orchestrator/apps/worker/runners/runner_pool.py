@@ -7,6 +7,7 @@ task leaves behind in its process (variables, threads, files, device memory) is 
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpu_orchestrator.adapters.background import BackgroundTasks
 from gpu_orchestrator.adapters.gpus.gpu import Gpus
@@ -35,8 +36,7 @@ class RunnerCallbacks:
     on_end: Callable[[RunnerHandle, str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerUse:
+class RunnerUse(NamedTuple):
     """What an attempt needs a runner for. `owner` is empty if owners share runners. `limit_mib` is how much
     of each device MPS lets it take, 0 for all."""
 
@@ -45,7 +45,7 @@ class RunnerUse:
     limit_mib: int
 
     def is_served_by(self, runner: RunnerHandle) -> bool:
-        return (self.devices, self.owner, self.limit_mib) == (runner.devices, runner.owner, runner.limit_mib)
+        return self == (runner.devices, runner.owner, runner.limit_mib)
 
 
 class RunnerPool:
@@ -91,10 +91,12 @@ class RunnerPool:
         use = self._use_of(attempt)
         runners = [runner for runner in self._runners[use.devices] if not runner.is_ending]
         mine = [runner for runner in runners if use.is_served_by(runner)]
-        busy = sum(bool(runner.queue) for runner in runners)
+        busy = len([runner for runner in runners if runner.queue])
         if use.devices or busy < self._processes:
-            idle = next((runner for runner in mine if not runner.queue), None)
-            return idle or self._start(use, callbacks)
+            for runner in mine:
+                if not runner.queue:
+                    return runner
+            return self._start(use, callbacks)
         ahead = min((r for r in mine if r.is_quick), key=lambda r: len(r.queue), default=None)
         return ahead if ahead and len(ahead.queue) < AHEAD else None
 

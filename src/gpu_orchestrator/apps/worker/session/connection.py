@@ -108,9 +108,11 @@ class Connection:
     def _received(self, data: bytes | str) -> None:
         self.heard_at = elapsed_s()
         frame = self._link.receive(data, self.heard_at)
-        if self._link.has_news:
+        if frame is not data and self._link.has_news:
             self._wake.set()
-        for each in session.read_by_worker(frame) if frame is not None else ():
+        if frame is None:
+            return
+        for each in session.read_by_worker(frame):
             if isinstance(each, session.Welcome):
                 self._link.pieces = each.pieces
             self._receive(each)
@@ -124,9 +126,10 @@ class Connection:
 
     async def _flush(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
-            messages, self._outbox = _without_superseded(self._outbox), []
-            for each in messages:
-                self._link.put(each)
+            if self._outbox:
+                messages, self._outbox = _without_superseded(self._outbox), []
+                for each in messages:
+                    self._link.put(each)
             if (frame := self._link.next(elapsed_s())) is None:
                 return
             await socket.send_bytes(frame)

@@ -1,0 +1,74 @@
+"""The shipped role grants exactly what the webhook uses, as the audit log shows."""
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import yaml
+
+from controlplane.cluster import Cluster
+from tests.faults.proxy import Answer, Proxy
+from tests.support import installation
+from tests.support.certificate_site import CertificateSite
+from tests.support.paths import ROOT
+from tests.support.scheduler_stage import CLAIMS, claim, pod, until
+from tests.support.webhook_process import SelfMadeWebhook
+
+USER = f"{installation.PREFIX}gpu-scheduler-webhook"
+READ = ("gpuclaims", "gpunodestatuses", "nodes")
+SETTINGS = {"certificateNames": ["127.0.0.1"], "drainSeconds": 0}
+
+Right = tuple[str, str]
+"""Verb and resource."""
+
+
+def granted() -> set[Right]:
+    (role,) = yaml.safe_load_all((ROOT / "config/webhook/role.yaml").read_text())
+    rights: set[Right] = set()
+    for rule in role["rules"]:
+        assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
+        rights |= {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
+    return rights
+
+
+def used(cluster: Cluster) -> set[Right]:
+    """Return the rights that the webhook used, without those to its certificates: test_keeper.py has them."""
+    entries = [each for each in cluster.audit.entries() if each.user == USER]
+    return {(each.verb, each.resource) for each in entries if each.resource in READ}
+
+
+def test_role_grants_exactly_the_rights_that_are_used(
+    cluster: Cluster, namespace: str, tmp_path: Path
+) -> None:
+    """On a server that does not stream lists, and with a claim that the watch does not show."""
+    webhook = SelfMadeWebhook(tmp_path, **SETTINGS)
+    with CertificateSite(cluster, namespace, webhook.port) as site, Proxy(site.account()) as proxy:
+        for resource in READ:
+            proxy.on("watch", resource, do=Answer(422, reason="Invalid"))
+        with webhook.using(proxy.kubeconfig):
+            until(lambda: installation.is_filled_in(cluster, namespace), "the webhook is called")
+            until(lambda: reads_a_claim(site, proxy), "a claim is read that the watch did not show yet")
+    # The audit log records a watch when it ends.
+    until(lambda: granted() <= used(cluster), "every right was used")
+    assert used(cluster) == granted()
+    assert [each for each in installation.refused(cluster) if "webhook" in each] == []
+
+
+def reads_a_claim(site: CertificateSite, proxy: Proxy) -> bool:
+    """Create a claim and at once a pod that names it; return whether the claim was read by name."""
+    name = f"claim-{uuid4().hex[:6]}"
+    site.request("POST", CLAIMS.format(site.namespace), claim(name))
+    path = f"/api/v1/namespaces/{site.namespace}/pods?dryRun=All"
+    site.request("POST", path, pod("asks", claim=name))
+    return ("get", "gpuclaims") in {(sent.verb, sent.resource) for sent in proxy.requests}
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource"), [("list", "secrets"), ("get", "secrets"), ("create", "pods"), ("patch", "nodes")]
+)
+def test_other_rights_are_refused(cluster: Cluster, namespace: str, verb: str, resource: str) -> None:
+    with CertificateSite(cluster, namespace):
+        asked = {"verb": verb, "resource": resource, "namespace": namespace}
+        spec = {"user": USER, "resourceAttributes": asked}
+        path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+        assert cluster.api.request("POST", path, {"spec": spec})["status"]["allowed"] is False
