@@ -29,6 +29,7 @@ class Entry:
     took_s: float = 0.0  # from the request's arrival to the end of its response
     is_forbidden: bool = False  # by its roles; a policy or a namespace that ends refuses with the same code
     why: str = ""  # the message of a refusal
+    is_dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ def _entry(line: bytes) -> Entry:
         took_s=_between(event["requestReceivedTimestamp"], event["stageTimestamp"]),
         is_forbidden=event.get("annotations", {}).get("authorization.k8s.io/decision") == "forbid",
         why=event.get("responseStatus", {}).get("message", ""),
+        is_dry_run="dryRun=All" in event["requestURI"],
     )
 
 

@@ -34,7 +34,7 @@ def test_guide_works_as_written(guide: str, terminal: dict[str, str], tmp_path: 
     chosen = documents.run_by(HERE, guide)
     assert len(chosen) == GUIDES[guide]
     (tmp_path / "parameters.json").write_text("{}")
-    copyfile(ROOT / "examples" / "devices.json", tmp_path / "devices.json")
+    copyfile(ROOT / "examples" / "machines" / "two-pairs.json", tmp_path / "devices.json")
     env = {**terminal, "API_KEY": terminal["KEY"]} if guide == "docs/operations.md" else terminal
     printed = "".join(documents.type_in(chosen, cwd=tmp_path, env=env))
     if guide == "docs/cli.md":

@@ -14,6 +14,7 @@ from gpu_orchestrator.api import names
 from gpu_orchestrator.api.admission_policies import capacity, claimed_pods, components, written_by_us
 from tests.forgery import changes, creations, kinds, legitimate, pods, ports
 from tests.forgery.calls import NEIGHBOUR, PODS, SYSTEM, TEAM, TENANT, Call, Json, Outcome, create
+from tests.support import quotas
 from tests.support.paths import ROOT
 from tests.support.scheduler_stage import until
 
@@ -231,16 +232,9 @@ class Play:
         self.admin("POST", kinds.CLAIMS.replace(TEAM, NEIGHBOUR), kinds.claim("theirs"))
 
     def _limit(self) -> None:
-        """Create the quotas, and wait until each is counted: until then it refuses with another reason."""
         for space, made in kinds.QUOTAS.items():
-            at = f"/api/v1/namespaces/{space}/resourcequotas"
             for name, hard in made.items():
-                self.admin("POST", at, {"metadata": {"name": name}, "spec": {"hard": hard}})
-            until(lambda at=at: all(map(_is_counted, self.admin("GET", at)["items"])), "quotas", 180)  # type: ignore[misc]
-
-
-def _is_counted(quota: Json) -> bool:
-    return bool(quota.get("status", {}).get("used"))
+                quotas.limit(self.admin, space, name, hard)
 
 
 def counted(pod: Json) -> bool:

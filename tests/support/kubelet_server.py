@@ -7,6 +7,7 @@ from typing import Any
 
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
+from grpclib.protocol import H2Protocol
 from grpclib.server import Server
 
 from gpu_orchestrator.adapters.kubelet.plain_codec import PlainCodec
@@ -33,14 +34,33 @@ class Kubelet:
         await stream.send_message(answer(self.given))
 
 
+class EndingServer(Server):
+    """A server whose connections end with it, as those of a process do. asyncio's stay until their clients
+    close them, and since Python 3.12 `wait_closed` waits for that."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._protocols: list[H2Protocol] = []
+
+    def _protocol_factory(self) -> H2Protocol:
+        made = super()._protocol_factory()
+        self._protocols.append(made)
+        return made
+
+    def end(self) -> None:
+        self.close()
+        for each in self._protocols:
+            each.connection.close()
+
+
 @asynccontextmanager
 async def serving(kubelet: Kubelet, path: Path) -> AsyncIterator[None]:
-    server = Server([kubelet], codec=PlainCodec())
+    server = EndingServer([kubelet], codec=PlainCodec())
     await server.start(path=str(path))
     try:
         yield
     finally:
-        server.close()
+        server.end()
         await server.wait_closed()
 
 

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from controlplane.api import ApiError
 from controlplane.cluster import Cluster, free_port
+from tests.support import quotas
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S, pause_s
 from tests.support.tracebacks import tracebacks
@@ -198,11 +199,7 @@ class Site:
         self.request("PATCH", f"/api/v1/namespaces/{self.namespace}", body, **merge)
 
     def limit(self, name: str, hard: dict[str, str]) -> None:
-        """Create a ResourceQuota, and wait until its controller has counted the namespace: until then every
-        pod is refused."""
-        path = f"/api/v1/namespaces/{self.namespace}/resourcequotas"
-        self.request("POST", path, {"metadata": {"name": name}, "spec": {"hard": hard}})
-        eventually(lambda: self.request("GET", f"{path}/{name}")["status"].get("used"), f"{name} is counted")
+        quotas.limit(self.request, self.namespace, name, hard)
 
     def _post(self, path: str, body: Json) -> None:
         """Create an object outside the namespace, to be deleted with the site."""

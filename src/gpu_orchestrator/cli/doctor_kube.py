@@ -72,6 +72,7 @@ RIGHTS: dict[Component, tuple[Right, ...]] = {
         Right("storage.k8s.io", "storageclasses", "list watch"),
         Right("", "pods", "list watch get"),
         Right("", "pods/binding", "create"),
+        Right("", "pods/eviction", "create"),
         Right("", "pods/status", "patch"),
         Right(names.SCHEDULING_GROUP, "gpuclaims", "list watch get create patch"),
         Right(names.SCHEDULING_GROUP, "gpuclaims/status", "patch"),
