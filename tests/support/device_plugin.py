@@ -1,9 +1,10 @@
 """A small device plugin: it offers devices to a real kubelet over its gRPC sockets, as NVIDIA's plugin does.
 
-with device_plugin.offering(real_node.device_plugins, "nvidia.com/gpu", uuids):
-    ...  # the node has as many nvidia.com/gpu; a container that gets some finds them in NVIDIA_VISIBLE_DEVICES
+    with device_plugin.offering(real_node.device_plugins, "nvidia.com/gpu", uuids):
+        ...  # the node has these devices for pods with limits of nvidia.com/gpu
 
-The messages are those of the kubelet's deviceplugin/v1beta1/api.proto.
+A container that gets devices finds them in NVIDIA_VISIBLE_DEVICES. The messages are those of
+deviceplugin/v1beta1/api.proto of the kubelet.
 """
 
 import asyncio

@@ -113,7 +113,7 @@ def site(real_node: RealNode, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def _serve_webhook(stack: ExitStack, cluster: Cluster, folder: Path, namespace: str) -> None:
-    shipped = [each for each in installation.documents(installation.CONFIG / "webhook")]
+    shipped = installation.documents(installation.CONFIG / "webhook")
     account = [each for each in shipped if each["kind"] in ACCOUNT]
     for each in account:
         installation.create(cluster, each)
