@@ -1,6 +1,6 @@
-"""A small device plugin: it offers devices to a real kubelet over its gRPC sockets, as NVIDIA's plugin does.
+"""A small device plugin, a process: it offers devices to a real kubelet over gRPC, as NVIDIA's plugin does.
 
-    with device_plugin.offering(real_node.device_plugins, "nvidia.com/gpu", uuids):
+    with device_plugin.offering(real_node.device_plugins, "nvidia.com/gpu", uuids, node_has_them):
         ...  # the node has these devices for pods with limits of nvidia.com/gpu
 
 A container that gets devices finds them in NVIDIA_VISIBLE_DEVICES. The messages are those of
@@ -8,23 +8,22 @@ deviceplugin/v1beta1/api.proto of the kubelet.
 """
 
 import asyncio
-import threading
-from collections.abc import Coroutine, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.const import Cardinality, Handler
 from grpclib.server import Server
 
+from controlplane.process import Process
 from gpu_orchestrator.adapters.kubelet import protobuf
 from gpu_orchestrator.adapters.kubelet.plain_codec import PlainCodec
 from gpu_orchestrator.api.names import NVIDIA_DEVICES_ENV
 from tests.support.kubelet_server import field
-from tests.support.patience import PATIENCE_S
-
-T = TypeVar("T")
+from tests.support.paths import ROOT
 
 VERSION = "v1beta1"
 REGISTER = f"/{VERSION}.Registration/Register"
@@ -64,43 +63,31 @@ class DevicePlugin:
 
 
 @contextmanager
-def offering(folder: Path, resource: str, devices: Sequence[str]) -> Iterator[None]:
-    """Offer these devices to the kubelet whose device plugins have their sockets in `folder`."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-
-    def do(work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, loop).result(PATIENCE_S)
-
+def offering(
+    folder: Path, resource: str, devices: Sequence[str], is_ready: Callable[[], bool]
+) -> Iterator[None]:
+    """Offer these devices to the kubelet whose device plugins have their sockets in `folder`, and wait until
+    the kubelet has taken them in, which `is_ready` tells."""
+    command = [sys.executable, "-m", __name__, folder, resource, *devices]
+    plugin = Process("device-plugin", command, folder.parent, {"PYTHONPATH": str(ROOT)}, is_ready)
     try:
-        server = do(_serve(folder, devices))
-        try:
-            do(_register(folder, resource))
-            yield
-        finally:
-            do(_end(server))
+        plugin.start()
+        yield
     finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(PATIENCE_S)
-        loop.close()
+        plugin.stop()
 
 
-async def _serve(folder: Path, devices: Sequence[str]) -> Server:
+async def serve(folder: Path, resource: str, devices: Sequence[str]) -> None:
     server = Server([DevicePlugin(devices)], codec=PlainCodec())
     await server.start(path=str(folder / OURS))
-    return server
+    await _register(folder, resource)
+    await server.wait_closed()
 
 
 async def _register(folder: Path, resource: str) -> None:
     async with Channel(path=str(folder / KUBELET), codec=PlainCodec()) as channel:
         register: Any = UnaryUnaryMethod(channel, REGISTER, bytes, bytes)
         await register(_string(1, VERSION) + _string(2, OURS) + _string(3, resource))
-
-
-async def _end(server: Server) -> None:
-    server.close()
-    await server.wait_closed()
 
 
 def _environment(devices: Sequence[str]) -> bytes:
@@ -110,3 +97,7 @@ def _environment(devices: Sequence[str]) -> bytes:
 
 def _string(number: int, value: str) -> bytes:
     return field(number, value.encode())
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))

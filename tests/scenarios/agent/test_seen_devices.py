@@ -1,6 +1,7 @@
 """On a node with a real kubelet, with webhook, scheduler and agent: what containers see is what was decided,
 and what a device plugin gave to others is left alone."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -105,9 +106,10 @@ def site(real_node: RealNode, tmp_path_factory: pytest.TempPathFactory) -> Itera
             scanSeconds=1,
         )
         stage = Stage(cluster, name, folder)
+        shipped: dict[str, Any] = {**REFUSE, "releaseSeconds": 1}
         stack.enter_context(agent)
         stack.callback(stage.close)
-        stage.scheduler(releaseSeconds=1, **REFUSE)
+        stage.scheduler(**shipped)
         yield Site(stage, real_node, agent)
     cluster.api.request("DELETE", f"/api/v1/namespaces/{name}")
 
@@ -160,10 +162,11 @@ def _bound(made: Json) -> Json | None:
 def test_devices_that_a_device_plugin_gave_are_left_alone(site: Site, figure: Callable[[str], None]) -> None:
     stage, uuids = site.stage, site.agent.hardware.uuids
     until(lambda: not site.leases(), "all devices are free")
-    with device_plugin.offering(site.node.device_plugins, RESOURCE, uuids):
-        until(lambda: _offers(site) == "3", "the kubelet tells of the plugin's devices")
+    with device_plugin.offering(site.node.device_plugins, RESOURCE, uuids, lambda: _offered(site) == "3"):
+        started = time.monotonic()
         uid = site.create(plugin_pod("other"))["metadata"]["uid"]
         used = until(lambda: in_use(site), "the agent reports the plugin's pod")
+        figure(f"a device plugin's pod is reported {time.monotonic() - started:.1f} s after its creation")
         ((device, users),) = used.items()
         assert users == [uid]
         assert site.visible("other", "main") == {names.NVIDIA_DEVICES_ENV: uuids[device]}
@@ -197,7 +200,7 @@ def in_use(site: Site) -> dict[int, list[str]]:
     return {each["id"]: users for each in site.devices() if (users := each.get("inUseBy"))}
 
 
-def _offers(site: Site) -> str | None:
+def _offered(site: Site) -> str | None:
     node = site.cluster.api.request("GET", f"/api/v1/nodes/{site.node.name}")
     found: str | None = node["status"].get("allocatable", {}).get(RESOURCE)
     return found
