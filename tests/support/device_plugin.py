@@ -68,7 +68,7 @@ def offering(
 ) -> Iterator[None]:
     """Offer these devices to the kubelet whose device plugins have their sockets in `folder`, and wait until
     the kubelet has taken them in, which `is_ready` tells."""
-    command = [sys.executable, "-m", __name__, folder, resource, *devices]
+    command: list[str | Path] = [sys.executable, "-m", __name__, folder, resource, *devices]
     plugin = Process("device-plugin", command, folder.parent, {"PYTHONPATH": str(ROOT)}, is_ready)
     try:
         plugin.start()
