@@ -111,10 +111,10 @@ def site(real_node: RealNode, tmp_path_factory: pytest.TempPathFactory) -> Itera
             scanSeconds=1,
         )
         stage = Stage(cluster, name, folder)
-        shipped: dict[str, Any] = {**REFUSE, "releaseSeconds": 1}
+        settings: Json = {**REFUSE, "agentSeconds": 2}  # twice what the agent here takes to notice a process
         stack.enter_context(agent)
         stack.callback(stage.close)
-        stage.scheduler(**shipped)
+        stage.scheduler(**settings)
         yield Site(stage, real_node, agent)
     cluster.api.request("DELETE", f"/api/v1/namespaces/{name}")
 
