@@ -156,6 +156,10 @@ def test_containers_see_the_device_that_was_decided_and_no_other(site: Site) -> 
     assert site.printed("test-pod", by="test") == f"CUDA_VISIBLE_DEVICES={uuid}\n"
     assert site.visible("test-pod", "before") == dict.fromkeys(names.DEVICE_ENV, uuid)
     assert site.visible("test-pod", "beside") == dict.fromkeys(names.DEVICE_ENV, uuid)
+    (scheduler,) = site.stage.running
+    assert "does not fit its type" not in scheduler.log.read_text(), (
+        "objects of a real kubelet are understood"
+    )
     site.stage.delete("test-pod", force=True)
 
 
