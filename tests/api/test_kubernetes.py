@@ -9,7 +9,7 @@ import pytest
 
 from controlplane.cluster import Cluster
 from gpu_orchestrator.api import job as wire_job
-from gpu_orchestrator.api import kubernetes
+from gpu_orchestrator.api import kubernetes, volumes
 from gpu_orchestrator.api.job import JOBS, Job
 from gpu_orchestrator.api.kubernetes import EVENTS, LEASES, NODES, PODS, Node, Pod
 from gpu_orchestrator.api.wire import Resource, key
@@ -158,3 +158,9 @@ def wait_for(found: Callable[[], list[Any]], timeout_s: float = 60) -> list[Any]
         assert time.monotonic() < deadline, "nothing came"
         time.sleep(0.1)
     return result
+
+
+def test_node_without_volume_drivers_has_no_limits() -> None:
+    """Its kubelet writes null."""
+    body = b'{"metadata": {"name": "a"}, "spec": {"drivers": null}}'
+    assert volumes.limits(msgspec.json.decode(body, type=kubernetes.CsiNode)) == ()

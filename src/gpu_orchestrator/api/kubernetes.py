@@ -149,7 +149,9 @@ class NodeDriver(Wire, frozen=True, gc=False):
 
 
 class CsiNodeSpec(Wire, frozen=True, gc=False):
-    drivers: list[NodeDriver] = []
+    """A kubelet without drivers writes null."""
+
+    drivers: list[NodeDriver] | None = None
 
 
 class CsiNode(Wire, frozen=True, gc=False):

@@ -160,7 +160,7 @@ def attached(pod: Pod, known: Known) -> tuple[tuple[str, str], ...]:
 
 def limits(drivers: CsiNode | None) -> tuple[tuple[str, int], ...]:
     """Return how many volumes of each driver a node can attach."""
-    listed = drivers.spec.drivers if drivers else ()
+    listed = (drivers.spec.drivers if drivers else None) or ()
     counts = ((each.name, each.allocatable.count) for each in listed if each.allocatable)
     return tuple(sorted((name, count) for name, count in counts if count is not None))
 
