@@ -281,8 +281,10 @@ def processes() -> Iterator[Call]:
         body = {"spec": {"taints": taints}}
         yield merge(f"agent sets {len(taints)} taints", own, body, user=kinds.AGENT_HERE)
     seen = [{"name": "socket", "hostPath": {"path": "/var/lib/kubelet/pod-resources"}}]
-    runs = kinds.own_pod(names.AGENT, hostPID=True, volumes=seen)
-    yield Call("agent runs", "POST", kinds.OWN_PODS, runs, user=kinds.EDITOR)
+    daemons = [{"name": "mps", "hostPath": {"path": "/run/gpu-mps"}}]
+    for what, volumes in (("runs", seen), ("keeps MPS daemons", seen + daemons)):
+        runs = kinds.own_pod(names.AGENT, hostPID=True, volumes=volumes)
+        yield Call(f"agent {what}", "POST", kinds.OWN_PODS, runs, user=kinds.EDITOR)
     yield Call("admin makes a report", "POST", kinds.REPORTS, kinds.report("gpu-node-2"), user="admin")
     elsewhere = kinds.LEASES.replace(SYSTEM, TEAM)
     yield Call("tenant makes a lease of its own", "POST", elsewhere, kinds.lease("gpu-mine"))

@@ -17,6 +17,9 @@ GpuNodeStatus, its `gpu.scheduling/milligpu`, metrics and events. Read the modul
   capacity    gpu.scheduling/milligpu in the node's status
   mismatch    compares the pods that use a device with those that were given it
   taint       keeps new pods off a node with a mismatch, if the settings say so
+  mps_plan    pure: which MPS daemons to start, list and end, and when
+  mps_daemons keeps them, with one folder each
+  mps_leases  watches who holds the node's devices
   metrics     Prometheus metrics, of the agent and of each device
   settings    the settings file and flags
 """
