@@ -36,9 +36,9 @@ def which() -> str:
 class MpsDaemon:
     """One daemon under a keeper of its own. Ends with the agent, however the agent ends. `variables` are all
     that it starts with, apart from its folders; `commands` are told to it before it has a client, and it
-    answers with this number of lines. Without a folder it gets a temporary one, which is removed when it ends. A
-    folder that was given stays: containers have it mounted. Its log is then in `logs`, which no client sees.
-    `through` is a command that runs the program, e.g. `own_shm.command`."""
+    answers with this number of lines. Without a folder it gets a temporary one, which is removed when it
+    ends; a folder that was given stays. Its log is in `logs`, or in the folder. `through` is a command that
+    runs the program, such as `own_shm.command`."""
 
     def __init__(
         self,

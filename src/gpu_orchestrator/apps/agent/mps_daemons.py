@@ -100,7 +100,9 @@ class MpsDaemons:
 
     async def _until_it_works(self, program: str) -> None:
         """Start and end one daemon, until that succeeds: a report with `mps` attracts pods."""
-        while not await self._works(program):
+        while True:
+            if await self._works(program):
+                return
             await asyncio.sleep(RETRY_S)
 
     async def _works(self, program: str) -> bool:
