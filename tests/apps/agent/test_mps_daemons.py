@@ -30,7 +30,7 @@ class Known(DeviceLeases):
     """Leases that the test sets. The scenarios have an API server."""
 
     held: tuple[Daemon, ...] = ()
-    are_known = True  # type: ignore[assignment]  # a property there
+    are_known = True
 
     def follow(self, uuids: object, group: asyncio.TaskGroup) -> None:
         pass
@@ -73,8 +73,9 @@ class Site:
         self.told.set()
 
     @asynccontextmanager
-    async def running(self, *held: Daemon) -> AsyncIterator["Site"]:
+    async def running(self, *held: Daemon, driver: str = "570.1") -> AsyncIterator["Site"]:
         self.leases.held = held
+        self.daemons.follow({0: "GPU-0", 1: "GPU-1"}, driver)
         task = asyncio.create_task(self.daemons.run())
         try:
             yield self
@@ -139,6 +140,14 @@ async def test_daemon_of_a_lease_listens_with_its_ceilings_and_its_own_shm(site:
         pids = set(keeper.descendants(os.getpid())) - others
         assert len(pids) == 3, "the keeper, the daemon and its server"
     await mps_program.gone(pids)
+
+
+@pytest.mark.usefixtures("program")
+async def test_daemon_of_a_new_driver_needs_no_shm_and_no_rights(site: Site) -> None:
+    async with site.running(A, driver="580.65.06"):
+        await site.lists(A)
+        (site.folder(A) / "shm" / "seen").touch()
+        assert not is_there(f"/proc/{site.pid(A)}/root/dev/shm/seen")
 
 
 @pytest.mark.usefixtures("program")

@@ -111,7 +111,7 @@ def test_overlay_adds_what_the_daemons_take_and_nothing_else(agent_stage: Stage)
     assert container["args"][-1] == "--mps"
     assert {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility,compute"} in container["env"]
     assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
-    assert container["securityContext"]["capabilities"]["add"] == ["SYS_ADMIN", "SETUID", "SETGID"]
+    assert container["securityContext"]["capabilities"]["add"] == ["SETUID", "SETGID"]
     paths = {each["hostPath"]["path"] for each in spec["volumes"] if "hostPath" in each}
     assert paths == {"/var/lib/kubelet/pod-resources", "/run/gpu-mps"}
     assert "hostIPC" not in spec

@@ -278,7 +278,8 @@ class Agent:
         self._memory = self._memory.with_published(status.devices)
         self._metrics.shown = Shown(look, ids, self._memory.conditions, users, self._names(users))
         if self._mps is not None:
-            self._mps.follow({each.id: each.uuid for each in status.devices if each.vendor == "nvidia"})
+            uuids = {each.id: each.uuid for each in status.devices if each.vendor == "nvidia"}
+            self._mps.follow(uuids, status.driver)
         self._seen = status
         self._offer()
 

@@ -30,6 +30,9 @@ from gpu_orchestrator.apps.agent.mps_plan import Slot
 
 CHECK = "check"
 RETRY_S = 60.0
+ANONYMOUS_SINCE = 580
+"""From this driver on, a daemon hands its memory to its clients through the pipes, as tried on an H200. Older
+ones meet them in /dev/shm, so each daemon needs one of its own."""
 LONGEST_SLEEP_S = 60.0
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HANDED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG")
@@ -59,6 +62,8 @@ class MpsDaemons:
         self._changed = asyncio.Event()
         self._leases = leases(self.check)
         self._uuids: Mapping[int, str] = {}
+        self._driver = ""
+        self._followed = asyncio.Event()
         self._slots: dict[str, Slot] = {}
         self._running: dict[str, MpsDaemon] = {}
         self._report: NodeMps | None = None
@@ -72,8 +77,10 @@ class MpsDaemons:
         """Look again at what there is to do."""
         self._changed.set()
 
-    def follow(self, uuids: Mapping[int, str]) -> None:
-        """Keep daemons for these devices, by id."""
+    def follow(self, uuids: Mapping[int, str], driver: str) -> None:
+        """Keep daemons for these devices, by id, with this version of the driver."""
+        self._driver = driver
+        self._followed.set()
         if uuids != self._uuids:
             self._uuids = dict(uuids)
             self.check()
@@ -83,6 +90,7 @@ class MpsDaemons:
         if not (program := which()):
             log.warning("no MPS here: shares are counted only", missing=PROGRAM)
             return
+        await self._followed.wait()
         await self._until_it_works(program)
         self._slots = mps_plan.leftovers(self._found(), self._clock())
         async with asyncio.TaskGroup() as group:
@@ -185,10 +193,15 @@ class MpsDaemons:
             {name: os.environ[name] for name in HANDED_ON if name in os.environ} | dict(visible),
             folder=folder / "pipe",
             logs=folder / "log",
-            through=own_shm.command(folder / "shm"),
+            through=() if _hands_memory_over(self._driver) else own_shm.command(folder / "shm"),
             commands=daemon.commands if daemon else (),
             answers=daemon.answers if daemon else 0,
         )
+
+
+def _hands_memory_over(driver: str) -> bool:
+    major = driver.partition(".")[0]
+    return major.isdecimal() and int(major) >= ANONYMOUS_SINCE
 
 
 def _make_empty(folder: Path) -> None:
