@@ -1,8 +1,9 @@
 """Run a program with a /dev/shm of its own: `python -m gpu_orchestrator.adapters.own_shm FOLDER PROGRAM …`.
 
-MPS of older drivers exchanges data with its clients through files in /dev/shm. Those of one daemon must be seen by its clients
-and by nobody else, so each daemon has its own folder in that place, in its own mount namespace. That takes
-CAP_SYS_ADMIN. Where it cannot be done, the program is not started: it would meet clients nowhere.
+MPS of older drivers exchanges data with its clients through files in /dev/shm. Those of one daemon must be
+seen by its clients and by nobody else, so each daemon has its own folder in that place, in its own mount
+namespace. That takes CAP_SYS_ADMIN. Where it cannot be done, the program is not started: it would meet
+clients nowhere.
 """
 
 import ctypes
