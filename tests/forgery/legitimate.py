@@ -5,7 +5,7 @@ from typing import Any
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.admission_policies.claimed_pods import MOST_CONTAINERS, MOST_VARIABLES
-from tests.forgery import changes, kinds
+from tests.forgery import changes, creations, kinds
 from tests.forgery.calls import APPLY, PODS, STRATEGIC, SYSTEM, TEAM, Call, Json, annotate, create, merge
 from tests.forgery.changes import ANSWER, BOUND, NAMED, PLAIN, WAITING, binding
 from tests.forgery.pods import ASKS, MIG, SHARE, bare, changed, container, plain, ready
@@ -175,6 +175,7 @@ def claimed() -> Iterator[tuple[str, Json]]:
         yield f"pod for {name}", bare("gpus", "legit", schedulerName=name)
     ours = ready("gpus", "legit")
     yield "pod with all that it needs", ours
+    yield "pod that is a client of MPS", creations.mps_client("legit")
     yield (
         "pod whose own variables refer to ours",
         changed(
