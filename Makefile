@@ -128,7 +128,7 @@ api-docs: $(VENV)/ready ## Write the reference of the HTTP API from its routes
 screens: $(VENV)/ready ## Write docs/screens.md: the main screens at 110, 80 and 60 columns [ARGS="--widths 80"]
 	@$(BIN)/python -m scripts.screens $(ARGS)
 
-tools: $(VENV)/ready ## Build the control plane's binaries into the per-user cache (about 6 minutes, once)
+tools: $(VENV)/ready ## Build the control plane's binaries into the per-user cache (about 8 minutes, once)
 	@$(BIN)/python -m controlplane build
 
 lock: $(VENV)/ready ## Resolve requirements/*.in into hash-locked *.txt [ARGS=--upgrade]

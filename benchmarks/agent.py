@@ -10,12 +10,14 @@ subtracted.
 """
 
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import structlog
 from cyclopts import run
 
 from benchmarks.table import show
@@ -96,6 +98,7 @@ def writes(cluster: Cluster) -> int:
 
 
 def main(*, seconds: float = 60.0, agents: int = 100, faster: float = 20.0) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     with tempfile.TemporaryDirectory() as folder, Cluster.start(parts=OPTIONAL) as cluster:
         agent_fleet.install(cluster)
         alone = one(cluster, Path(folder), seconds)

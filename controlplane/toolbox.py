@@ -80,7 +80,7 @@ def families(kubernetes_family: str = NEWEST) -> dict[str, Family]:
             "kube-controller-manager": 40,
             "kube-scheduler": 20,
             "kubectl": 20,
-            "kubelet": 40,
+            "kubelet": 25,
         }.items()
     }
     return {
@@ -90,13 +90,13 @@ def families(kubernetes_family: str = NEWEST) -> dict[str, Family]:
         "helm": Family({"helm": Tool("helm.sh/helm/v3/cmd/helm", 60)}),
         "containerd": Family(_CONTAINERD, tags="no_btrfs"),  # which would need a C compiler
         "cni": Family(_CNI),
-        "node-tools": Family({"node-tools": Tool("gpu-orchestrator/controlplane/node-tools", 10)}),
+        "node-tools": Family({"node-tools": Tool("gpu-orchestrator/controlplane/node-tools", 5)}),
     }
 
 
 _CONTAINERD = {
     name: Tool(f"github.com/containerd/containerd/v2/cmd/{name}", seconds)
-    for name, seconds in {"containerd": 50, "containerd-shim-runc-v2": 5, "ctr": 10}.items()
+    for name, seconds in {"containerd": 70, "containerd-shim-runc-v2": 5, "ctr": 5}.items()
 }
 _CNI = {
     name.rpartition("/")[2]: Tool(f"github.com/containernetworking/plugins/plugins/{name}", 5)

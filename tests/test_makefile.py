@@ -181,8 +181,11 @@ def test_generated_files_match_the_tree(name: str, written: str, copy: Path) -> 
 def test_lock_covers_every_requirements_file(copy: Path) -> None:
     """A dry run only: resolving needs a package index."""
     would = make("--dry-run", "lock", cwd=copy)
-    names = {path.stem for path in (ROOT / "requirements").glob("*.in")}
-    assert names <= set(re.findall(r"[a-z]+", would))
+    locked = set(re.findall(r"[a-z]+", would))
+    files = {path.stem: path.read_text() for path in (ROOT / "requirements").glob("*.in")}
+    included = re.compile(r"^-r (\w+)\.in$", re.MULTILINE)
+    within = {name for file in locked & files.keys() for name in included.findall(files[file])}
+    assert files.keys() <= locked | within
 
 
 def test_clean_removes_what_make_created(copy: Path) -> None:

@@ -73,7 +73,7 @@ def test_flapping_device_causes_few_writes(
     (node,) = agent_stage.gpu_nodes(1, gpus=2)
     hardware = fleet.start(node, scan_seconds=0.2)
     wait_reported(fleet, [node])
-    flaps = scale(test=10, accept=60)
+    flaps = scale(test=5, accept=60)
     with counted(fleet.cluster, node) as writes:
         for _ in range(flaps):
             hardware.harm(0, **XID)

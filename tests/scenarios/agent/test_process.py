@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from controlplane.api import Json
 from controlplane.cluster import Cluster
 from gpu_orchestrator.api import names
 from tests.faults.proxy import Answer, Proxy
@@ -46,8 +47,7 @@ def test_role_grants_exactly_the_rights_that_are_used(
             with holding(agent.hardware, 3, tmp_path, uid):
                 note = agent_stage.wait_event("thief", "DeviceMismatch", within_s=10)
                 figure(f"mismatch → event after {time.monotonic() - started:.1f} s")
-                report = cluster.api.request("GET", f"{REPORTS}/{node}")
-                assert report["status"]["devices"][3]["inUseBy"] == [uid]
+                until(lambda: devices(cluster, node)[3].get("inUseBy") == [uid], "it is reported")
             assert "GPU 3" in note
             until(lambda: agent.metric("gpu_agent_processes") == 0, "the process is gone")
             with holding(agent.hardware, 3, tmp_path, uid):
@@ -93,9 +93,13 @@ def test_killed_agent_goes_on_where_it_was(agent_stage: Stage, tmp_path: Path) -
         until(lambda: lease(cluster, node)["holderIdentity"] != "", "the next need not wait", within_s=20)
 
 
+def devices(cluster: Cluster, node: str) -> list[Json]:
+    found: list[Json] = cluster.api.request("GET", f"{REPORTS}/{node}")["status"]["devices"]
+    return found
+
+
 def device(cluster: Cluster, node: str, number: int) -> str:
-    devices = cluster.api.request("GET", f"{REPORTS}/{node}")["status"]["devices"]
-    return str(devices[number]["health"])
+    return str(devices(cluster, node)[number]["health"])
 
 
 def lease(cluster: Cluster, node: str) -> dict[str, str]:

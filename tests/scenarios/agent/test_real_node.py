@@ -88,7 +88,7 @@ def test_device_stays_with_the_process_of_a_pod_that_was_deleted_by_force(
     agent_stage: Stage, node: RealNode, agent: AgentProcess, figure: Callable[[str], None]
 ) -> None:
     cluster = agent_stage.cluster
-    agent_stage.scheduler(releaseSeconds=1)
+    agent_stage.scheduler(releaseSeconds=1, agentSeconds=1)
     uid = create(agent_stage, holding("train", node, agent))["metadata"]["uid"]
     where = agent_stage.wait_bound("train")["train"]
     device = int(where.rpartition(":")[2])
@@ -104,7 +104,7 @@ def test_device_stays_with_the_process_of_a_pod_that_was_deleted_by_force(
         until(lambda: "train" not in agent_stage.pods(), "the pod is gone")
         create(agent_stage, holding("next", node, agent, gpus=2))
         agent_stage.wait_event("next", "FailedScheduling")
-        time.sleep(8)  # longer than the agent looks and the scheduler waits
+        time.sleep(8)  # without the agent's word, the scheduler would have freed it after a second
         assert held(agent, uuid)
         assert users(cluster, node.name)[device] == [uid]
         assert "next" not in agent_stage.bound()
