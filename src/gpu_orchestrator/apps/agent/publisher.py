@@ -7,12 +7,13 @@ one every few seconds with the newest state: see `pace`.
 import asyncio
 import random
 from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 
 from gpu_orchestrator.adapters.background import wait_until_set
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound
+from gpu_orchestrator.adapters.kube.errors import AlreadyExists, KubeError, NotFound
 from gpu_orchestrator.adapters.kube.transport.codec import ignore_answer
 from gpu_orchestrator.api.gpunodestatus import (
     GPU_NODE_STATUSES,
@@ -113,13 +114,18 @@ class Publisher:
 
     async def _write(self, status: GpuNodeStatusStatus) -> None:
         try:
-            await self._apply(self._object(status), "status")
+            await self._apply(status)
         except NotFound:
-            await self._apply(self._object(GpuNodeStatusStatus()), "")
-            await self._apply(self._object(status), "status")
+            await self._create()
+            await self._apply(status)
 
-    async def _apply(self, report: GpuNodeStatus, subresource: str) -> None:
-        await self._client.apply(_STATUSES, self._node, report, manager=AGENT, subresource=subresource)
+    async def _create(self) -> None:
+        with suppress(AlreadyExists):  # an answer of ours may have been lost
+            await self._client.create(_STATUSES, self._object(GpuNodeStatusStatus()), idempotent=True)
+
+    async def _apply(self, status: GpuNodeStatusStatus) -> None:
+        report = self._object(status)
+        await self._client.apply(_STATUSES, self._node, report, manager=AGENT, subresource="status")
 
     def _object(self, status: GpuNodeStatusStatus) -> GpuNodeStatus:
         meta = ObjectMeta(name=self._node, owner_references=self._owner())
