@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_orchestrator.adapters import keeper
+from gpu_orchestrator.adapters import keeper, own_shm
 from gpu_orchestrator.adapters.mps import MpsDaemon, MpsFailed
 from gpu_orchestrator.api.mps import Daemon
 from tests.support import mps_program
@@ -32,7 +32,27 @@ async def test_daemon_is_told_its_ceilings_in_the_folder_that_it_was_given(
     assert (folder / "visible").read_text() == "GPU-a,GPU-b"
     assert daemon.is_running
     await daemon.end()
-    assert not is_there(str(folder))
+    assert folder.exists(), "a folder that was given stays: containers have it mounted"
+
+
+async def test_daemon_has_a_shm_of_its_own(program: Path, tmp_path: Path) -> None:
+    folder, shm = tmp_path / "pipe", tmp_path / "shm"
+    shm.mkdir()
+    (shm / "mine").touch()
+    through = own_shm.command(shm)
+    daemon = MpsDaemon(str(program), {}, folder=folder, logs=tmp_path / "log", through=through)
+    await daemon.start()
+    assert is_there(f"/proc/{(folder / 'control').read_text()}/root/dev/shm/mine")
+    assert not is_there("/dev/shm/mine")
+    await daemon.end()
+
+
+async def test_daemon_without_a_shm_of_its_own_does_not_start(program: Path, tmp_path: Path) -> None:
+    through = own_shm.command(tmp_path / "nowhere")
+    daemon = MpsDaemon(str(program), {}, folder=tmp_path / "p", logs=tmp_path / "log", through=through)
+    with pytest.raises(MpsFailed, match=r"mounting .*/nowhere at /dev/shm: No such file"):
+        await daemon.start()
+    assert not (tmp_path / "p" / "control").exists()
 
 
 @pytest.mark.parametrize(

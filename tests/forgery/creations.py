@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import names, sharing
+from gpu_orchestrator.api.devices import Devices
 from tests.forgery.calls import APPLY, PODS, Call, Json, create
 from tests.forgery.pods import (
     ASKS,
@@ -228,6 +229,7 @@ def other_sights() -> Iterator[Call]:
             changed(pod, "spec.volumes", volumes),
             "a hostPath of /, /dev, /proc, /sys, /run or of files of the kubelet",
         )
+    yield from other_daemons()
     block = {"name": "disk", "persistentVolumeClaim": {"claimName": "disk"}}
     for place, path in PLACES.items():
         made = changed(pod, "spec.volumes", [block])
@@ -244,6 +246,39 @@ def other_sights() -> Iterator[Call]:
     large = changed(pod, "spec.containers.0.env", [*found(pod, "spec.containers.0.env"), *many])
     large = changed(large, "spec.containers.1.securityContext", {"privileged": True})
     yield create("F7 privileged in a pod too large to be judged", large, "has at most 64 containers")
+
+
+def mps_client(name: str = "p") -> Json:
+    """Return a claimed pod that the webhook prepared as a client of MPS."""
+    made = sharing.client(ready("claim", name), Devices(count=1, memory_mib=1024, share=250))
+    assert isinstance(made, dict)
+    return made
+
+
+def other_daemons() -> Iterator[Call]:
+    """F7: folders of MPS daemons of others."""
+    pod, says = mps_client(), "the rest belongs to MPS daemons of others"
+    mounts, env = "spec.containers.0.volumeMounts", "spec.containers.0.env"
+    whole = {"name": sharing.VOLUME, "mountPath": "/all"}
+    parts: dict[str, Json] = {
+        "all": {},
+        "a folder": {"subPath": "owned/0123456789abcdef0123/pipe"},
+        "another part": {"subPathExpr": "owned/$(GPU_MPS_FOLDER)"},
+        "another variable": {"subPathExpr": "owned/$(A)/pipe"},
+    }
+    for what, part in parts.items():
+        made = changed(pod, mounts, [*found(pod, mounts), {**whole, **part}])
+        yield create(f"F7 mounts {what} of the MPS daemons", made, says)
+    forged = {"name": sharing.FOLDER_ENV, "value": "0123456789abcdef0123"}
+    yield create("F7 names an MPS daemon", changed(pod, env, [*found(pod, env), forged]), says)
+    without = [each for each in found(pod, env) if each["name"] != sharing.FOLDER_ENV]
+    yield create("F7 names an MPS daemon by envFrom", changed(pod, env, without), says)
+    volume = {"name": "other", "hostPath": {"path": sharing.ROOT}}
+    yield create(
+        "F7 MPS daemons by another volume",
+        changed(pod, "spec.volumes", [*found(pod, "spec.volumes"), volume]),
+        "a hostPath of /, /dev, /proc, /sys, /run or of files of the kubelet",
+    )
 
 
 def other_resources() -> Iterator[Call]:

@@ -263,6 +263,8 @@ def own_pods() -> Iterator[Call]:
         "IPC": {"hostIPC": True},
         "path": {"volumes": path},
     }
+    for near in ("/run", "/run/gpu-mps/owned", "/run/gpu-mps-not"):
+        seen[f"path {near}"] = {"volumes": [{"name": "host", "hostPath": {"path": near}}]}
     for what, spec in seen.items():
         body = own_pod(names.AGENT, **spec)
         yield Call(f"F7 agent with the host's {what}", "POST", OWN_PODS, body, says, EDITOR)

@@ -5,7 +5,7 @@ from typing import Any
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.admission_policies.claimed_pods import MOST_CONTAINERS, MOST_VARIABLES
-from tests.forgery import changes, kinds
+from tests.forgery import changes, creations, kinds
 from tests.forgery.calls import APPLY, PODS, STRATEGIC, SYSTEM, TEAM, Call, Json, annotate, create, merge
 from tests.forgery.changes import ANSWER, BOUND, NAMED, PLAIN, WAITING, binding
 from tests.forgery.pods import ASKS, MIG, SHARE, bare, changed, container, plain, ready
@@ -175,6 +175,7 @@ def claimed() -> Iterator[tuple[str, Json]]:
         yield f"pod for {name}", bare("gpus", "legit", schedulerName=name)
     ours = ready("gpus", "legit")
     yield "pod with all that it needs", ours
+    yield "pod that is a client of MPS", creations.mps_client("legit")
     yield (
         "pod whose own variables refer to ours",
         changed(
@@ -281,8 +282,10 @@ def processes() -> Iterator[Call]:
         body = {"spec": {"taints": taints}}
         yield merge(f"agent sets {len(taints)} taints", own, body, user=kinds.AGENT_HERE)
     seen = [{"name": "socket", "hostPath": {"path": "/var/lib/kubelet/pod-resources"}}]
-    runs = kinds.own_pod(names.AGENT, hostPID=True, volumes=seen)
-    yield Call("agent runs", "POST", kinds.OWN_PODS, runs, user=kinds.EDITOR)
+    daemons = [{"name": "mps", "hostPath": {"path": "/run/gpu-mps"}}]
+    for what, volumes in (("runs", seen), ("keeps MPS daemons", seen + daemons)):
+        runs = kinds.own_pod(names.AGENT, hostPID=True, volumes=volumes)
+        yield Call(f"agent {what}", "POST", kinds.OWN_PODS, runs, user=kinds.EDITOR)
     yield Call("admin makes a report", "POST", kinds.REPORTS, kinds.report("gpu-node-2"), user="admin")
     elsewhere = kinds.LEASES.replace(SYSTEM, TEAM)
     yield Call("tenant makes a lease of its own", "POST", elsewhere, kinds.lease("gpu-mine"))

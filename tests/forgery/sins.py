@@ -67,9 +67,17 @@ def _view(pod: Json) -> list[str]:
         found.append("sees all processes")
     device_files = [PurePosixPath("/", one) for one in DEVICE_FILES]
     for volume in spec.get("volumes", []):
+        if volume["name"] == "gpu-mps" and volume.get("hostPath", {}).get("path") == "/run/gpu-mps":
+            continue  # its mounts are looked at below
         path = PurePosixPath("/", volume.get("hostPath", {}).get("path", "/ok").lstrip("/"))
         if any(path.is_relative_to(one) or one.is_relative_to(path) for one in device_files):
             found.append("mounts the devices of the node")
+    mounts = [mount for each in _containers(pod) for mount in each.get("volumeMounts", [])]
+    expressions = [each.get("subPathExpr", "") for each in mounts if each["name"] == "gpu-mps"]
+    if not all(
+        each in ("owned/$(GPU_MPS_FOLDER)/pipe", "owned/$(GPU_MPS_FOLDER)/shm") for each in expressions
+    ):
+        found.append("mounts MPS daemons of others")
     return found + ["adds devices by annotations"] * any(
         map(DEVICE_NOTES.search, pod["metadata"]["annotations"])
     )

@@ -48,7 +48,7 @@ def command(module: str, *arguments: str) -> list[str]:
 
 def program_command(lifeline: int, folder: str, user: str, *program: str) -> list[str]:
     """Return the command with which a keeper runs a program. When the agent is gone or has closed the
-    lifeline, the keeper also removes the folder. `user` is an encoded user, or empty."""
+    lifeline, the keeper also removes the folder, if one is named. `user` is an encoded user, or empty."""
     return command(__name__, str(lifeline), folder, user, *program)
 
 
@@ -56,7 +56,7 @@ def main() -> None:
     """Keep a program."""
     lifeline, folder, user, *program = sys.argv[1:]
     status = keep(int(lifeline), (), user, lambda: _execute(program))
-    if _is_cut(int(lifeline)):
+    if folder and _is_cut(int(lifeline)):
         shutil.rmtree(folder, ignore_errors=True)
     end_as(status)
 

@@ -36,7 +36,9 @@ def which() -> str:
 class MpsDaemon:
     """One daemon under a keeper of its own. Ends with the agent, however the agent ends. `variables` are all
     that it starts with, apart from its folders; `commands` are told to it before it has a client, and it
-    answers with this number of lines. Without a folder it gets a temporary one."""
+    answers with this number of lines. Without a folder it gets a temporary one, which is removed when it
+    ends; a folder that was given stays. Its log is in `logs`, or in the folder. `through` is a command that
+    runs the program, such as `own_shm.command`."""
 
     def __init__(
         self,
@@ -45,11 +47,15 @@ class MpsDaemon:
         user: User | None = None,
         *,
         folder: Path | None = None,
+        logs: Path | None = None,
+        through: Sequence[str] = (),
         commands: Sequence[str] = (),
         answers: int = 0,
     ) -> None:
         # In the folder for temporary files, because the path of a socket may have 107 bytes only.
         self.folder = folder or Path(tempfile.mkdtemp(prefix="gpu-mps-"))
+        self._temporary = "" if folder else str(self.folder)
+        self._logs, self._through = logs or self.folder / "log", through
         self._program, self._variables, self._user = program, variables, user
         self._commands, self._answers = commands, answers
         self._process: asyncio.subprocess.Process | None = None
@@ -77,7 +83,7 @@ class MpsDaemon:
         far, self._lifeline = os.pipe2(os.O_CLOEXEC)
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *keeper.program_command(far, str(self.folder), user, self._program, "-f"),
+                *keeper.program_command(far, self._temporary, user, *self._through, self._program, "-f"),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.DEVNULL,
@@ -110,9 +116,10 @@ class MpsDaemon:
 
     def _make_folders(self) -> None:
         """Make the folders, for the user of the runners: a daemon refuses clients of another user."""
-        (self.folder / "log").mkdir(parents=True, exist_ok=True)
+        for folder in (self.folder, self._logs):
+            folder.mkdir(parents=True, exist_ok=True)
         if self._user is not None:
-            for folder in (self.folder, self.folder / "log"):
+            for folder in (self.folder, self._logs):
                 os.chown(folder, self._user.uid, self._user.gid)
 
     async def _until_listening(self) -> None:
@@ -127,14 +134,19 @@ class MpsDaemon:
         raise MpsFailed(f"{self._program} did not start: {said}")
 
     def variables(self) -> dict[str, str]:
-        return {mps.PIPES: str(self.folder), mps.LOGS: str(self.folder / "log")}
+        return {mps.PIPES: str(self.folder), mps.LOGS: str(self._logs)}
 
     async def end(self) -> None:
         """End the daemon and everything it started."""
         self.kill()
+        await self.ended()
+        if self._temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def ended(self) -> None:
+        """Return when the daemon and everything it started has ended."""
         if self._process is not None:
             await self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def kill(self) -> None:
         if self._lifeline >= 0:
@@ -143,6 +155,6 @@ class MpsDaemon:
 
     def _last_words(self) -> str:
         try:
-            return (self.folder / "log" / "control.log").read_text(errors="replace")[-LAST_WORDS:].strip()
+            return (self._logs / "control.log").read_text(errors="replace")[-LAST_WORDS:].strip()
         except OSError:
             return "it wrote no log"

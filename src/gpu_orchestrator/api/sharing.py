@@ -28,6 +28,9 @@ of a socket has 107 bytes at most."""
 OWNED = "owned"
 """Below it the daemons have their folders. A pod without an answer would mount an empty folder here, and not
 those of all others."""
+FOLDER_ENV = "GPU_MPS_FOLDER"
+PARTS = tuple(f"{OWNED}/$({FOLDER_ENV})/{part}" for part in ("pipe", "shm"))
+"""What a client mounts of the volume: at `ROOT` and at `SHM`."""
 VOLUME, SHM = "gpu-mps", "/dev/shm"  # noqa: S108 - where processes of CUDA meet, not a temporary file
 
 
@@ -103,15 +106,14 @@ def _taken(spec: Json) -> str:
 
 
 def _client(container: Json, wish: Devices) -> Json:
-    folder = "GPU_MPS_FOLDER"
-    env: list[Json] = [deviceenv.variable(folder, names.MPS_FOLDER), {"name": mps.PIPES, "value": ROOT}]
+    env: list[Json] = [deviceenv.variable(FOLDER_ENV, names.MPS_FOLDER), {"name": mps.PIPES, "value": ROOT}]
     if wish.memory_mib:
         env.append({"name": mps.MEMORY, "value": mps.limits(wish.count, wish.memory_mib)})
     if wish.share:
         env.append({"name": mps.PERCENT, "value": str(mps.percentage(wish.share))})
     mounts = [
-        {"name": VOLUME, "mountPath": path, "subPathExpr": f"{OWNED}/$({folder})/{part}"}
-        for path, part in ((ROOT, "pipe"), (SHM, "shm"))
+        {"name": VOLUME, "mountPath": path, "subPathExpr": part}
+        for path, part in zip((ROOT, SHM), PARTS, strict=True)
     ]
     made = deviceenv.with_first(container, env)
     return {**made, "volumeMounts": [*_items(container.get("volumeMounts")), *mounts]}

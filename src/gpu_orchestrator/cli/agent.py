@@ -25,6 +25,7 @@ def agent(
     kubeconfig: str | None = None,
     namespace: str | None = None,
     node_name: str | None = None,
+    mps: bool | None = None,
     simulate: str | None = None,
     devices_file: str | None = None,
     devices_folder: str | None = None,
@@ -45,6 +46,8 @@ def agent(
         The namespace of the leases of devices and agents.
     node_name
         The node that this agent is on; else $NODE_NAME.
+    mps
+        Keep the MPS daemons that hold shared claims to their shares.
     simulate
         Report simulated GPUs instead of the machine's: 8, or 4xL4:24GiB,2xH200:141GiB.
     devices_file
@@ -64,6 +67,7 @@ def agent(
         "namespace": namespace,
         "node_name": node_name or os.environ.get("NODE_NAME"),
         "pod_name": os.environ.get("POD_NAME"),
+        "mps": mps,
         "simulate": simulate,
         "devices_file": devices_file,
         "devices_folder": devices_folder,

@@ -4,7 +4,7 @@ The webhook fills all of it in; while that is down, a pod that lacks it is refus
 nothing and are not looked at.
 """
 
-from gpu_orchestrator.api import claims, names
+from gpu_orchestrator.api import claims, names, sharing
 from gpu_orchestrator.api.admission_policies import cel
 from gpu_orchestrator.api.admission_policies.policy import Policy, Resources, Validation
 
@@ -91,6 +91,23 @@ def _is_gpu(name: str) -> str:
     return f"({domains}) && !({others})"
 
 
+def _mounts_own_daemon(containers: str) -> str:
+    """Return a condition that is true if the containers mount nothing of the folders of MPS daemons but those
+    of the daemon that the gpu-scheduler names."""
+    env, mounts = "container.?env.orValue([])", "container.?volumeMounts.orValue([])"
+    is_other = f"each.name != '{sharing.VOLUME}'"
+    return (
+        f"!object.spec.?volumes.orValue([]).exists(each, each.name == '{sharing.VOLUME}' && "
+        f"has(each.hostPath)) || {containers}.all(container, {mounts}.all(each, {is_other}) || ("
+        f"{mounts}.all(each, {is_other} || each.?subPathExpr.orValue('') in "
+        f"{cel.text_list(sharing.PARTS)}) && "
+        f"{env}.exists(each, each.name == '{sharing.FOLDER_ENV}') && "
+        f"{env}.all(each, each.name != '{sharing.FOLDER_ENV}' || "
+        "each.?valueFrom.?fieldRef.?fieldPath.orValue('') == "
+        f"\"metadata.annotations['{names.MPS_FOLDER}']\")))"
+    )
+
+
 def _container_checks(containers: str, which: str) -> tuple[Validation, ...]:
     """Return what holds for all containers; `which` names them in the messages."""
     return (
@@ -119,6 +136,12 @@ def _container_checks(containers: str, which: str) -> tuple[Validation, ...]:
             f"a pod that asks for GPUs has no raw block devices ({which}); mount a volume by volumeMounts "
             "instead of "
             "volumeDevices",
+        ),
+        Validation(
+            _mounts_own_daemon(containers),
+            f"of volume {sharing.VOLUME} a container mounts {' and '.join(sharing.PARTS)} alone, with "
+            f"{sharing.FOLDER_ENV} from the annotation {names.MPS_FOLDER} ({which}): the rest belongs to "
+            "MPS daemons of others; leave it to the webhook",
         ),
         Validation(
             f"{containers}.all(container, container.?volumeMounts.orValue([]).all(each, "
@@ -221,7 +244,8 @@ CONFINED_PODS = Policy(
         "isSmall": f"variables.containers.size() <= {MOST_CONTAINERS} && "
         f"object.spec.?volumes.orValue([]).size() <= {MOST_VOLUMES} && "
         f"variables.containers.map(container, container.?env.orValue([]).size()).sum() <= {MOST_VARIABLES}",
-        "hostPaths": "object.spec.?volumes.orValue([]).filter(volume, has(volume.hostPath)).map(volume, "
+        "hostPaths": "object.spec.?volumes.orValue([]).filter(volume, has(volume.hostPath) && "
+        f"!(volume.name == '{sharing.VOLUME}' && volume.hostPath.path == '{sharing.ROOT}')).map(volume, "
         "('/' + volume.hostPath.path.split('/').filter(part, !(part in ['', '.'])).join('/') + '/')"
         ".replace('//', '/'))",
     },

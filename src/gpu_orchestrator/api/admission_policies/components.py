@@ -1,6 +1,6 @@
 """What each of our processes writes beside pods: leases, reports of nodes; and who may use which priority."""
 
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import names, sharing
 from gpu_orchestrator.api.admission_policies import cel
 from gpu_orchestrator.api.admission_policies.policy import NAMESPACE_NAME, Policy, Resources, Validation
 
@@ -205,9 +205,10 @@ OWN_PODS = Policy(
         Validation(
             "!variables.isAgent || (!object.spec.?hostNetwork.orValue(false) && "
             "!object.spec.?hostIPC.orValue(false) && object.spec.?volumes.orValue([]).all(volume, "
-            "!has(volume.hostPath) || volume.hostPath.path.startsWith('/var/lib/kubelet/')))",
-            "of the host, the agent needs its processes (hostPID) and the kubelet's sockets "
-            "(/var/lib/kubelet); remove the rest",
+            "!has(volume.hostPath) || volume.hostPath.path.startsWith('/var/lib/kubelet/') || "
+            f"volume.hostPath.path == '{sharing.ROOT}'))",
+            "of the host, the agent needs its processes (hostPID), the kubelet's sockets "
+            f"(/var/lib/kubelet) and the folders of its MPS daemons ({sharing.ROOT}); remove the rest",
         ),
     ),
     variables={"isAgent": f"object.spec.?serviceAccountName.orValue('') == '{names.AGENT}'"},

@@ -8,10 +8,13 @@ Looking never waits for the API server: metrics and health stay true while it is
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 
 from gpu_orchestrator.adapters.background import wait_until_set
@@ -20,6 +23,7 @@ from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.adapters.kubelet.pod_resources import GivenDevices, PodResources
+from gpu_orchestrator.api import sharing
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES, GpuNodeStatus, GpuNodeStatusStatus
 from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
 from gpu_orchestrator.api.wire import OwnerReference
@@ -31,6 +35,8 @@ from gpu_orchestrator.apps.agent.looker import Looker
 from gpu_orchestrator.apps.agent.memory import Memory
 from gpu_orchestrator.apps.agent.metrics import Metrics, Shown
 from gpu_orchestrator.apps.agent.mismatch import Mismatches
+from gpu_orchestrator.apps.agent.mps_daemons import MpsDaemons
+from gpu_orchestrator.apps.agent.mps_leases import DeviceLeases
 from gpu_orchestrator.apps.agent.publisher import Publisher
 from gpu_orchestrator.apps.agent.settings import Settings
 from gpu_orchestrator.apps.agent.survey import Look
@@ -44,6 +50,8 @@ ANSWER_S = 10.0
 SILENT_S = 30.0
 """How long a driver may be silent before its devices count as unhealthy."""
 RETRY_S = 5.0
+LAST_REPORT_S = 3.0
+"""How long an agent that stops tries to say that its MPS daemons end."""
 KEEP_S = 60.0
 """How long the kubelet's last answer counts while it does not answer."""
 
@@ -80,7 +88,7 @@ class Agent:
             clock=clock,
             owner=self._owner,
             metrics=metrics,
-            written=lambda: self._capacity.check(),
+            written=self._on_written,
         )
         self._capacity = Capacity(
             client, self._node, lambda: self.publisher.report, metrics=metrics, clock=clock
@@ -106,6 +114,8 @@ class Agent:
             clock=clock,
         )
         self._tainter = Tainter(client, here, metrics) if settings.taint_on_mismatch else None
+        self._mps = self._mps_daemons() if settings.mps else None
+        self._seen: GpuNodeStatusStatus | None = None
         self._memory = Memory()
         self._recalled: GpuNodeStatusStatus | None = None
         self._last: Look | None = None
@@ -114,6 +124,17 @@ class Agent:
         self._answered_at = clock()
         self._idle = ""
         self._stopped = asyncio.Event()
+
+    def _mps_daemons(self) -> MpsDaemons:
+        settings = self._settings
+        return MpsDaemons(
+            Path(settings.root, sharing.ROOT.lstrip("/")),
+            lambda changed: DeviceLeases(self._client, settings.node_name, settings.namespace, changed),
+            clock=self._clock,
+            written=self._written_folders,
+            told=self._offer,
+            metrics=self._metrics,
+        )
 
     @property
     def watches(self) -> Sequence[Watch[Any]]:
@@ -142,6 +163,7 @@ class Agent:
             if await self._until_stopped(self._recall()):
                 await self._run()
         finally:
+            await self._end_daemons()
             self._kubelet.close()
             await self._heartbeat.release()
 
@@ -200,6 +222,8 @@ class Agent:
                 group.create_task(self._heartbeat.run(self._stopped)),
                 group.create_task(self._mismatches.run()),
             ]
+            if self._mps is not None:
+                tasks.append(group.create_task(self._mps.run()))
             await self._stopped.wait()
             for task in tasks:
                 task.cancel()
@@ -253,13 +277,46 @@ class Agent:
         status = survey.survey(look, self._memory.findings(look, users), self._observed)
         self._memory = self._memory.with_published(status.devices)
         self._metrics.shown = Shown(look, ids, self._memory.conditions, users, self._names(users))
-        self.publisher.offer(status)
+        if self._mps is not None:
+            uuids = {each.id: each.uuid for each in status.devices if each.vendor == "nvidia"}
+            self._mps.follow(uuids, status.driver)
+        self._seen = status
+        self._offer()
+
+    def _offer(self) -> None:
+        """Offer what was seen last for publication, with the MPS daemons that listen now."""
+        if self._seen is not None:
+            report = self._mps.report if self._mps is not None else None
+            self.publisher.offer(msgspec.structs.replace(self._seen, mps=report))
+
+    def _on_written(self) -> None:
+        self._capacity.check()
+        if self._mps is not None:
+            self._mps.check()
+
+    def _written_folders(self) -> Collection[str]:
+        """Return the MPS daemons in our last report."""
+        written = self.publisher.published or self._recalled
+        return written.mps.folders if written is not None and written.mps is not None else ()
+
+    async def _end_daemons(self) -> None:
+        """Say that the MPS daemons are not there any more, and end them."""
+        if self._mps is None:
+            return
+        try:
+            if self._seen is not None and self._mps.report is not None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_REPORT_S):
+                        await self.publisher.publish(msgspec.structs.replace(self._seen, mps=None))
+        finally:
+            await self._mps.close()
 
     def _take_in_silence(self) -> None:
         """The driver has not answered since we started. What was reported before stays, users included: their
         processes may be there still. Only the health is known to be bad, after a while."""
         if self._recalled is not None and self._clock() - self._looked_at >= SILENT_S:
-            self.publisher.offer(survey.unseen(self._recalled, self._memory.conditions))
+            self._seen = survey.unseen(self._recalled, self._memory.conditions)
+            self._offer()
 
     async def _given(self, look: Look) -> Users:
         """Return what the kubelet gave. While it restarts, its last answer counts for a moment."""

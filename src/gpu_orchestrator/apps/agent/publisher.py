@@ -85,7 +85,7 @@ class Publisher:
                 await wait_until_set(stopped, wait_s)
                 continue
             if self._latest is not None and not stopped.is_set():
-                failures = 0 if await self._publish(self._latest) else failures + 1
+                failures = 0 if await self.publish(self._latest) else failures + 1
             if failures:
                 least, most = RETRY_S
                 await wait_until_set(stopped, min(least * 2.0 ** (failures - 1), most))
@@ -95,7 +95,8 @@ class Publisher:
             return 0.0
         return self._refresh_s * random.uniform(0.8, 1.0)  # noqa: S311 - spreads load
 
-    async def _publish(self, status: GpuNodeStatusStatus) -> bool:
+    async def publish(self, status: GpuNodeStatusStatus) -> bool:
+        """Write a status now; return False if that failed."""
         self._changed.clear()
         try:
             await self._write(status)

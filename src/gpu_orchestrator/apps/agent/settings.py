@@ -26,10 +26,11 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
 
     `lock` is the scheduler's: with `binding`, the annotation of a pod says what it was given, not leases.
     `ignore_namespaces`: their pods may use any device. `taint_on_mismatch` keeps new pods away from a node
-    while a pod uses a device that it was not given.
+    while a pod uses a device that it was not given. `mps`: keep the MPS daemons that hold shared claims to
+    their shares, where NVIDIA's control program is there.
 
     `simulate` and `devices_file` describe simulated devices, which are kept in `devices_folder`. `root` is
-    where the host's /proc and /sys are."""
+    where the host's /proc, /sys and /run/gpu-mps are."""
 
     kubeconfig: str = ""
     namespace: str = names.NAMESPACE
@@ -48,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     lock: Lock = "lease"
     ignore_namespaces: tuple[str, ...] = ()
     taint_on_mismatch: bool = False
+    mps: bool = False
     simulate: str = ""
     devices_file: str = ""
     devices_folder: str = "/run/gpu-orchestrator/devices"

@@ -1,0 +1,218 @@
+"""Keep the MPS daemons that the leases of this node's devices ask for. `mps_plan` decides, this does it.
+
+    /run/gpu-mps/owned/<folder>/pipe    where its clients meet a daemon; a pod has it as /run/gpu-mps
+                               /shm     /dev/shm of the daemon and of its clients
+                               /log     what it says; no pod sees that
+
+All daemons end with the agent, however it ends: each has a keeper. The folders stay then, since containers
+have them mounted, and the next agent takes them over.
+"""
+
+import asyncio
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+import structlog
+
+from gpu_orchestrator.adapters import own_shm
+from gpu_orchestrator.adapters.background import wait_until_set
+from gpu_orchestrator.adapters.mps import PROGRAM, MpsDaemon, which
+from gpu_orchestrator.api import mps, sharing
+from gpu_orchestrator.api.gpunodestatus import NodeMps
+from gpu_orchestrator.api.mps import Daemon
+from gpu_orchestrator.apps.agent import mps_plan
+from gpu_orchestrator.apps.agent.metrics import Metrics
+from gpu_orchestrator.apps.agent.mps_leases import DeviceLeases
+from gpu_orchestrator.apps.agent.mps_plan import Slot
+
+CHECK = "check"
+RETRY_S = 60.0
+ANONYMOUS_SINCE = 580
+"""From this driver on, a daemon hands its memory to its clients through the pipes, as tried on an H200. Older
+ones meet them in /dev/shm, so each daemon needs one of its own."""
+LONGEST_SLEEP_S = 60.0
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+HANDED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG")
+"""Variables of the agent that a daemon and its keeper get."""
+
+_FOLDER = re.compile(f"[0-9a-f]{{{mps.FOLDER_LENGTH}}}")
+
+log = structlog.get_logger()
+
+
+class MpsDaemons:
+    """`root` is /run/gpu-mps. `written` returns the folders in the report that was written last; `told` is
+    called when `report` has changed."""
+
+    def __init__(
+        self,
+        root: Path,
+        leases: Callable[[Callable[[], None]], DeviceLeases],
+        *,
+        clock: Callable[[], float],
+        written: Callable[[], Collection[str]],
+        told: Callable[[], None],
+        metrics: Metrics,
+    ) -> None:
+        self._root, self._clock, self._metrics = root, clock, metrics
+        self._written, self._told = written, told
+        self._changed = asyncio.Event()
+        self._leases = leases(self.check)
+        self._uuids: Mapping[int, str] = {}
+        self._driver = ""
+        self._followed = asyncio.Event()
+        self._slots: dict[str, Slot] = {}
+        self._running: dict[str, MpsDaemon] = {}
+        self._report: NodeMps | None = None
+
+    @property
+    def report(self) -> NodeMps | None:
+        """What the node's report says; None where no daemon can be kept."""
+        return self._report
+
+    def check(self) -> None:
+        """Look again at what there is to do."""
+        self._changed.set()
+
+    def follow(self, uuids: Mapping[int, str], driver: str) -> None:
+        """Keep daemons for these devices, by id, with this version of the driver."""
+        self._driver = driver
+        self._followed.set()
+        if uuids != self._uuids:
+            self._uuids = dict(uuids)
+            self.check()
+
+    async def run(self) -> None:
+        """Keep the daemons until cancelled; then call `close`. Return at once where there is no MPS."""
+        if not (program := which()):
+            log.warning("no MPS here: shares are counted only", missing=PROGRAM)
+            return
+        await self._followed.wait()
+        await self._until_it_works(program)
+        self._slots = mps_plan.leftovers(self._found(), self._clock())
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._changed.clear()
+                self._leases.follow(self._uuids, group)
+                again_at = self._step(program, group)
+                left_s = LONGEST_SLEEP_S if again_at is None else again_at - self._clock()
+                await wait_until_set(self._changed, min(max(left_s, 0.01), LONGEST_SLEEP_S))
+
+    async def close(self) -> None:
+        """End all daemons."""
+        await asyncio.gather(*(each.end() for each in self._running.values()))
+        self._running.clear()
+
+    async def _until_it_works(self, program: str) -> None:
+        """Start and end one daemon, until that succeeds: a report with `mps` attracts pods."""
+        while True:
+            if await self._works(program):
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def _works(self, program: str) -> bool:
+        daemon = self._daemon(program, self._root / CHECK, {})
+        try:
+            await daemon.start()
+        except OSError as error:
+            self._metrics.error("mps")
+            log.warning("MPS does not work here: shares are counted only", error=str(error))
+            return False
+        finally:
+            await daemon.end()
+            shutil.rmtree(self._root / CHECK, ignore_errors=True)
+        return True
+
+    def _found(self) -> list[str]:
+        """Return the folders that a predecessor left. A kubelet may have made others beside them."""
+        owned = self._root / sharing.OWNED
+        owned.mkdir(parents=True, exist_ok=True)
+        return [each.name for each in owned.iterdir() if _FOLDER.fullmatch(each.name)]
+
+    def _step(self, program: str, group: asyncio.TaskGroup) -> float | None:
+        """Do what is due; return when something is due next."""
+        needed = sharing.daemons(self._leases.holds())
+        again_at = None
+        if self._leases.are_known:
+            todo = mps_plan.plan(self._slots, needed, self._written(), self._clock())
+            self._slots, again_at = todo.slots, todo.again_at
+            for daemon in todo.start:
+                group.create_task(self._keep(program, daemon))
+            for folder in todo.end:
+                group.create_task(self._end(folder))
+        self._tell(NodeMps(mps_plan.listed(self._slots, needed)))
+        return again_at
+
+    def _tell(self, report: NodeMps) -> None:
+        if report != self._report:
+            self._report = report
+            self._told()
+
+    async def _keep(self, program: str, daemon: Daemon) -> None:
+        """Start a daemon and wait until it has ended."""
+        visible = {VISIBLE: ",".join(daemon.uuids)}
+        folder = daemon.folder
+        made = self._running[folder] = self._daemon(program, self._folder(folder), visible, daemon)
+        try:
+            await made.start()
+            self._slots = mps_plan.listening(self._slots, folder, self._clock())
+            log.info("MPS daemon listens", namespace=daemon.namespace, folder=folder, devices=daemon.devices)
+            self.check()
+            await made.ended()
+            said = "it ended"
+        except OSError as error:
+            said = str(error)
+        if self._running.get(folder) is made:  # nobody ended it
+            self._slots = mps_plan.failed(self._slots, folder, self._clock())
+            self._metrics.error("mps")
+            log.warning("MPS daemon is not there", folder=folder, error=said)
+            self.check()
+        await made.end()
+
+    async def _end(self, folder: str) -> None:
+        """End a daemon that nobody needs any more, and remove its folder."""
+        if daemon := self._running.pop(folder, None):
+            await daemon.end()
+        shutil.rmtree(self._folder(folder), ignore_errors=True)
+        self._slots = mps_plan.gone(self._slots, folder)
+        log.info("MPS daemon ended", folder=folder)
+        self.check()
+
+    def _folder(self, name: str) -> Path:
+        return self._root / sharing.OWNED / name
+
+    def _daemon(
+        self, program: str, folder: Path, visible: Mapping[str, str], daemon: Daemon | None = None
+    ) -> MpsDaemon:
+        _make_empty(folder)
+        return MpsDaemon(
+            program,
+            {name: os.environ[name] for name in HANDED_ON if name in os.environ} | dict(visible),
+            folder=folder / "pipe",
+            logs=folder / "log",
+            through=() if _hands_memory_over(self._driver) else own_shm.command(folder / "shm"),
+            commands=daemon.commands if daemon else (),
+            answers=daemon.answers if daemon else 0,
+        )
+
+
+def _hands_memory_over(driver: str) -> bool:
+    major = driver.partition(".")[0]
+    return major.isdecimal() and int(major) >= ANONYMOUS_SINCE
+
+
+def _make_empty(folder: Path) -> None:
+    """Make the folders of a daemon, or empty them. They stay the same ones: a container that has them mounted
+    meets the next daemon there. Users of containers write to /dev/shm."""
+    for part, mode in (("pipe", 0o755), ("shm", 0o1777), ("log", 0o700)):
+        here = folder / part
+        here.mkdir(parents=True, exist_ok=True)
+        here.chmod(mode)
+        for each in here.iterdir():
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each, ignore_errors=True)
+            else:
+                each.unlink(missing_ok=True)

@@ -1,0 +1,117 @@
+"""An agent that keeps MPS daemons, with the stand-in for NVIDIA's control program and a real API server."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from controlplane.api import ApiError
+from controlplane.cluster import Cluster
+from gpu_orchestrator.api import deviceleases, mps, names
+from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
+from tests.support import mps_program
+from tests.support.agent_fleet import REPORTS, AgentProcess
+from tests.support.paths import ROOT
+from tests.support.scheduler_stage import Stage, until
+from tests.support.workers import is_alive
+
+SINCE = "2026-01-01T00:00:00.000000Z"
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{names.NAMESPACE}/leases"
+FOLDER = mps.folder_of("team", [1], 1024, 250)
+
+
+@dataclass
+class Site:
+    cluster: Cluster
+    node: str
+    folder: Path
+
+    def agent(self, **settings: Any) -> AgentProcess:
+        root = str(self.folder / "host")
+        return AgentProcess(self.cluster, self.node, self.folder / "agent", root=root, **settings)
+
+    @property
+    def mps(self) -> Any:
+        """What the report says of MPS; None if it says nothing."""
+        try:
+            return self.cluster.api.request("GET", f"{REPORTS}/{self.node}").get("status", {}).get("mps")
+        except ApiError:
+            return None
+
+    def reports(self, expected: Any, what: str) -> None:
+        until(lambda: self.mps == expected, what)
+
+    def give(self, agent: AgentProcess) -> None:
+        """Write the Lease of device 1 as a scheduler does before it binds a pod with a shared claim."""
+        ref = DeviceRef(self.node, 1, agent.hardware.uuids[1])
+        made = deviceleases.shared(
+            ref, [Holder("uid-a", "a", "team", 250, 1024, SINCE)], names.NAMESPACE, SINCE
+        )
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **msgspec.to_builtins(made)}
+        self.cluster.api.request("POST", LEASES, lease)
+
+    def pids(self) -> list[int]:
+        """Return the daemon and its server; nothing if no daemon has listened yet."""
+        pipe = self.folder / "host/run/gpu-mps/owned" / FOLDER / "pipe"
+        try:
+            return [int((pipe / each).read_text()) for each in ("control", "server.pid")]
+        except FileNotFoundError:
+            return []
+
+    def are_alive(self) -> bool:
+        pids = self.pids()
+        return bool(pids) and all(map(is_alive, pids))
+
+
+@pytest.fixture
+def site(agent_stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("PATH", mps_program.path_with(tmp_path))
+    mps_program.install(tmp_path)
+    cluster = agent_stage.cluster
+    cluster.kubectl("apply", "-f", str(ROOT / "config/agent-mps/role.yaml"))
+    (node,) = agent_stage.gpu_nodes(1, gpus=2)
+    yield Site(cluster, node, tmp_path)
+    cluster.kubectl("delete", "-f", str(ROOT / "config/agent-mps/role.yaml"))
+
+
+def test_daemon_comes_with_the_lease_and_ends_with_the_agent(site: Site) -> None:
+    with site.agent(mps=True) as agent:
+        site.reports({}, "the node can keep daemons")
+        site.give(agent)
+        site.reports({"folders": [FOLDER]}, "the daemon of the lease listens")
+        first = site.pids()
+        agent.process.kill()
+        until(lambda: not any(map(is_alive, first)), "the daemon has ended with the killed agent")
+    with site.agent(mps=True):
+        until(site.are_alive, "a new agent has a new daemon there")
+        second = site.pids()
+        site.reports({"folders": [FOLDER]}, "and reports it")
+        assert not set(first) & set(second)
+    assert not any(map(is_alive, second)), "an agent that stops ends its daemons"
+    assert site.mps is None, "and has said so before"
+
+
+def test_agent_keeps_no_daemons_unless_it_is_told_to(site: Site) -> None:
+    with site.agent() as agent:
+        until(lambda: agent.metric("gpu_agent_writes_total") > 0, "a report is written")
+        site.give(agent)
+        assert site.mps is None
+        assert not (site.folder / "host/run").exists()
+
+
+def test_overlay_adds_what_the_daemons_take_and_nothing_else(agent_stage: Stage) -> None:
+    made = agent_stage.cluster.kubectl("kustomize", str(ROOT / "config/agent-mps"))
+    (daemon_set,) = [each for each in yaml.safe_load_all(made) if each["kind"] == "DaemonSet"]
+    spec = daemon_set["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["args"][-1] == "--mps"
+    assert {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility,compute"} in container["env"]
+    assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+    assert container["securityContext"]["capabilities"]["add"] == ["SETUID", "SETGID"]
+    paths = {each["hostPath"]["path"] for each in spec["volumes"] if "hostPath" in each}
+    assert paths == {"/var/lib/kubelet/pod-resources", "/run/gpu-mps"}
+    assert "hostIPC" not in spec
