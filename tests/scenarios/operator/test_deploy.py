@@ -125,8 +125,8 @@ def preempting_copy(folder: Path) -> Path:
 
 
 def shipped_policies() -> list[str]:
-    """Return the names of the ValidatingAdmissionPolicies in config/policy."""
-    files = sorted((ROOT / "config/policy").glob("*.yaml"))
+    """Return the names of the ValidatingAdmissionPolicies; one of them limits the webhook's Secrets."""
+    files = [file for folder in ("policy", "webhook") for file in (ROOT / "config" / folder).glob("*.yaml")]
     found = [each for file in files for each in yaml.safe_load_all(file.read_text())]
     return [each["metadata"]["name"] for each in found if each["kind"] == "ValidatingAdmissionPolicy"]
 
