@@ -104,9 +104,18 @@ class Fleet:
     ) -> None:
         for node in list(self._stops):
             self.stop(node)
+        self._do(self._connections_ended())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE_S)
         self._loop.close()
+
+    async def _connections_ended(self) -> None:
+        """Wait for the end of what was closed: TLS says goodbye first; a loop that stops does not wait."""
+        transports = self._loop._transports  # type: ignore[attr-defined]
+        for _ in range(1000):
+            if not any(each._sock for each in transports.values()):
+                return
+            await asyncio.sleep(0.01)
 
     def start(self, node: str, simulate: str = "2xH100:80GiB", identity: str = "", **more: Any) -> Hardware:
         """Start the agent of a node. `identity` stands for the agent's pod."""
