@@ -49,12 +49,14 @@ def test_operator_and_scheduler_work(version: str, scale: Scale, tmp_path: Path)
 def work_of_the_scheduler(stage: Stage) -> None:
     """A claim, a template, bare GPUs; a pod that waits, and devices that are free again."""
     (node,) = stage.gpu_nodes(1, gpus=4)
-    stage.create(*example("claimed-pod.yaml"), *example("bare-gpus.yaml"))
-    stage.create(claim("half", exclusivity="Shared", share=500), pod("half", claim_template="half"))
+    stage.create(*example("claimed-pod.yaml"), *example("bare-gpus.yaml"), threads=1)  # claims come first
+    stage.create(
+        claim("half", exclusivity="Shared", share=500), pod("half", claim_template="half"), threads=1
+    )
     stage.wait_bound("test-pod", "two-gpus", "half")
     until(lambda: stage.claim("test-claim").get("status", {}).get("phase") == "Bound", "the claim is Bound")
     until(lambda: stage.holds_exactly(), "every device has its lease")
-    stage.create(claim("three", 3), pod("waits", claim="three"))
+    stage.create(claim("three", 3), pod("waits", claim="three"), threads=1)
     until(lambda: stage.claim("three").get("status", {}).get("phase") == "Pending", "the claim is Pending")
     stage.delete("test-pod", "two-gpus")
     assert stage.wait_bound("waits")["waits"].startswith(f"{node}:")
