@@ -147,7 +147,7 @@ def _taints_of_others(of: str) -> str:
 NODES = Policy(
     "gpu-orchestrator-agent-nodes",
     "An agent writes of its own node what it counts of our resource, and our taint.\n"
-    "A role cannot say that: whoever has an agent's token has the rights of all agents.",
+    "A role cannot say that: a caller with an agent's token has the rights of all agents.",
     (Resources(("nodes", "nodes/status"), ("UPDATE",)),),
     (
         Validation(
