@@ -32,7 +32,7 @@ CLAIMS = "/apis/gpu.scheduling/v1/namespaces/{}/gpuclaims"
 REPORTS = "/apis/gpu.scheduling/v1/gpunodestatuses"
 WORKLOADS = "/apis/gpu.warp.dev/v1alpha1/gpuworkloads"
 EXAMPLES = ROOT / "examples"
-REFUSE = {"requireDeviceEnv": "Refuse", "requireCapacity": "Refuse"}
+REFUSE = {"requireDeviceEnv": "Refuse", "requireCapacity": "Refuse", "guardedAnnotations": True}
 """As in config/scheduler/settings.yaml."""
 
 

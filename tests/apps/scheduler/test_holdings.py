@@ -134,6 +134,33 @@ def test_annotation_without_a_lease_holds_nothing(scheduler: str, opened: bool) 
     assert world.free("a") == 2
 
 
+@pytest.mark.parametrize(
+    ("left", "held"),
+    [
+        pytest.param([], (0, 1), id="all leases deleted"),
+        pytest.param([lease(1, "p")], (1,), id="one lease left"),
+        pytest.param([lease(0, "q"), lease(1, "q")], (0, 1), id="given to another pod meanwhile"),
+    ],
+)
+def test_guarded_annotation_stands_in_for_leases_that_are_all_gone(
+    left: list[Lease], held: tuple[int, ...]
+) -> None:
+    world = World(node("a", 4), opened=False, guarded_annotations=True)
+    for each in left:
+        world.lease(each)
+    world.pod(pod("p", node="a", gpus=2, allocated="a:0,1"))
+    world.coordinator.open()
+    assert world.coordinator.holdings.devices_of("uid-p") == held
+    assert world.free("a") == 4 - len(held)
+
+
+def test_guarded_annotation_of_another_node_holds_nothing() -> None:
+    world = World(node("a", 2), opened=False, guarded_annotations=True)
+    world.pod(pod("p", node="a", gpus=2, allocated="b:0,1"))
+    world.coordinator.open()
+    assert world.free("a") == 2
+
+
 def test_without_leases_a_pod_that_comes_with_a_node_holds_nothing() -> None:
     """Nobody but its owner can have written its annotation; before we started, another leader may have."""
     world = World(node("a", 3), uses_leases=False, opened=False)

@@ -5,7 +5,7 @@ from collections import Counter
 from controlplane.api import Json
 from tests.faults.proxy import Delay, Proxy
 from tests.support.object_history import History
-from tests.support.scheduler_stage import Stage, claim, pod, until
+from tests.support.scheduler_stage import Stage, claim, holders, pod, until
 
 
 def shows(stage: Stage, name: str, phase: str, text: str = "") -> Json:
@@ -53,6 +53,24 @@ def test_claim_tells_how_its_pod_fares(stage: Stage) -> None:
     left = shows(stage, "one", "Released")
     assert (allocated(left)["status"], allocated(left)["reason"]) == ("False", "Released")
     assert not {"nodeName", "gpuIds", "allocated", "podUID"} & left.keys()
+
+
+def test_leases_deleted_while_no_scheduler_runs_are_restored(stage: Stage) -> None:
+    """As if the namespace of the scheduler had been deleted: by the claim's status, and for a pod without a
+    claim by its annotation."""
+    (node,) = stage.gpu_nodes(1, gpus=4)
+    process = stage.scheduler(leaderElect=False, sweepSeconds=1)
+    stage.create(claim("one"), pod("claimed", claim="one"), pod("bare", gpus=2))
+    stage.wait_bound("claimed", "bare")
+    held = {name: holders(lease) for name, lease in stage.leases().items()}
+    process.kill()
+    for name in held:
+        stage.cluster.api.request("DELETE", f"{stage.leases_path}/{name}")
+    stage.create(pod("next", gpus=2))
+    process.start()
+    until(lambda: {name: holders(lease) for name, lease in stage.leases().items()} == held, "they are back")
+    assert "1 has fewer than 2 free GPUs" in stage.wait_event("next", "0/1 nodes fit")
+    assert set(stage.bound()) == {"claimed", "bare"}
 
 
 def test_claim_that_can_never_be_served_has_failed(stage: Stage) -> None:

@@ -129,6 +129,7 @@ class Scheduler:
                 max_waiting_shapes=settings.max_waiting_shapes,
                 requires_env=settings.require_device_env == "Refuse",
                 requires_capacity=settings.require_capacity == "Refuse",
+                guarded_annotations=settings.guarded_annotations,
             ),
             clock=clock,
             waited_s=waited_s,

@@ -25,7 +25,9 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     `require_device_env` is for pods whose containers do not take their devices from the annotations,
     `require_capacity` for pods that request less `gpu.scheduling/milligpu` than their GPUs count for.
     `agent_seconds` is the longest time from a process that opens a device until its agent's report shows it;
-    `on_unhealthy` is for pods whose claim does not say what to do if a device of theirs becomes unhealthy."""
+    `on_unhealthy` is for pods whose claim does not say what to do if a device of theirs becomes unhealthy.
+    `guarded_annotations`: the policies of config/policy are installed, so that only a scheduler can write
+    `gpu.scheduling/allocated`."""
 
     kubeconfig: str = ""
     namespace: str = names.NAMESPACE
@@ -48,6 +50,7 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     require_device_env: Require = "Warn"
     require_capacity: Require = "Ignore"
     on_unhealthy: OnUnhealthy = "Event"
+    guarded_annotations: bool = False
 
     @property
     def device_lease_namespace(self) -> str:

@@ -2,8 +2,9 @@
 
 A pod's resources come from its spec. Its devices come from our own binding, as long as this process lives, or
 else from its leases, which `lease_index` counts. If its leases were deleted while no scheduler ran, they come
-from the status of its claim, and the sweep makes the leases again. Its annotations count only without leases,
-and only as they were when the pod was first seen bound: the pod's owner can change them. What a pod holds
+from the status of its claim, or for a pod without a claim from its annotation if the admission policies guard
+that; the sweep makes the leases again. Unguarded annotations count only without leases, and only as they were
+when the pod was first seen bound: the pod's owner can change them. What a pod holds
 never becomes less while it lives. Devices of an ended pod that no lease counts stay counted here until
 `freed` is called.
 """
@@ -30,8 +31,8 @@ log = structlog.get_logger()
 
 
 class Holdings:
-    """`leased` returns the devices of a node that a pod holds by its leases; `is_live` whether the node's
-    agent is."""
+    """`leased` returns the devices of a node that a pod holds by its leases; `has_lease` whether any lease
+    names the pod; `is_live` whether the node's agent is. `guarded`: nobody but a scheduler can write the devices into a pod's annotation."""
 
     def __init__(
         self,
@@ -39,12 +40,15 @@ class Holdings:
         stores: Stores,
         *,
         leased: Callable[[str, str], set[int]],
+        has_lease: Callable[[str], bool],
         is_live: Callable[[str], bool],
+        guarded: bool,
     ) -> None:
         self.nodes = NodeView(
             feed, stores.nodes, stores.node_statuses, self.devices, is_live, stores.volume_limits
         )
-        self._feed, self._stores, self._leased = feed, stores, leased
+        self._feed, self._stores = feed, stores
+        self._leased, self._has_lease, self._guarded = leased, has_lease, guarded
         self._placements: dict[str, Placement] = {}
         self._named: dict[str, tuple[int, ...]] = {}
 
@@ -111,8 +115,11 @@ class Holdings:
     def _without_lease(self, pod: Pod) -> Placement | None:
         """Return what the pod was bound to if it has no lease of some of it. Leases on other devices than its
         claim names are a reason to believe the leases alone."""
-        name = claims.claim_name(pod)
-        claim = self._stores.claims.get(f"{pod.metadata.namespace}/{name}") if name else None
+        if not (name := claims.claim_name(pod)):
+            # If some of its leases are left, they were not deleted all at once: the leases alone count.
+            is_lost = self._guarded and not self._has_lease(pod.metadata.uid)
+            return claims.bound(pod, None) if is_lost else None
+        claim = self._stores.claims.get(f"{pod.metadata.namespace}/{name}")
         if claim is None or not (devices := claims.recorded(pod, claim)):
             return None
         leased = self._leased(pod.metadata.uid, pod.spec.node_name)

@@ -6,7 +6,8 @@ lease of a pod that is gone                      released by the rules of `contr
 lease from a failed acquire, not in the watch    not counted any more
 lease of an unbound pod that is not being bound  released after `wait_s`, with a write to the pod first
 lost lease of a bound pod                        restored; a lease of another holder is a conflict
-lease deleted while no scheduler ran             restored if the pod's claim says that the pod has the device
+lease deleted while no scheduler ran             restored if the pod's claim, or its annotation where policies
+                                                 guard that, says that the pod has the device
 bound pod with another annotation than leases    a conflict; the leases count
 bound pod beside a device plugin's pod           a conflict if they share a device, or may share one
 unrelated Lease with a device lease's name       a conflict; the device stays unused while it exists

@@ -73,7 +73,14 @@ class Coordinator:
             keeps=lambda hold, held: self.holdings.keeps_lost(hold, held),
             changed=lambda uid, node: self.nodes.recount(uid, node),
         )
-        self.holdings = Holdings(self._feed, stores, leased=self.lease_index.devices, is_live=is_agent_live)
+        self.holdings = Holdings(
+            self._feed,
+            stores,
+            leased=self.lease_index.devices,
+            has_lease=self.lease_index.__contains__,
+            is_live=is_agent_live,
+            guarded=config.guarded_annotations,
+        )
         self.nodes = self.holdings.nodes
         self.nominations = Nominations(self._feed, self.nodes, config.scheduler_name)
         self._surroundings = Surroundings(stores, self.our_pods, self._check_unbound_pods, self._is_placed)
