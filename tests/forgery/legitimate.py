@@ -12,6 +12,8 @@ from tests.forgery.pods import ASKS, MIG, SHARE, bare, changed, container, plain
 
 KUBELET = "system:node:gpu-node-0"
 KUBE_SCHEDULER = "system:kube-scheduler"
+READINESS = "controller of readiness gates"
+"""It may update the status of all pods, and not patch it."""
 ISTIO = {
     "sidecar.istio.io/status": "{}",
     "prometheus.io/scrape": "true",
@@ -225,6 +227,15 @@ def processes() -> Iterator[Call]:
         yield Call(f"scheduler binds {pod}", "POST", f"{PODS}/{pod}/binding", bound, user=scheduler)
     runs = {"status": {"phase": "Running"}}
     yield merge(f"kubelet says that {BOUND} runs", f"{PODS}/{BOUND}/status", runs, user=KUBELET)
+    gate = {"type": "example.com/warm", "status": "True"}
+    gated = {**ready("gpus", WAITING), "status": {"phase": "Pending", "conditions": [gate]}}
+    yield Call(
+        f"controller of readiness gates replaces the status of {WAITING}",
+        "PUT",
+        f"{PODS}/{WAITING}/status",
+        gated,
+        user=READINESS,
+    )
     yield Call(
         f"kube-scheduler binds {PLAIN}",
         "POST",

@@ -172,7 +172,13 @@ class Play:
         ]
         cluster = "/apis/rbac.authorization.k8s.io/v1"
         self.admin("POST", f"{cluster}/clusterroles", {"metadata": {"name": "agent"}, "rules": rules})
-        for name, subject in (("edit", _user(kinds.EDITOR)), ("agent", agent)):
+        updates = [{"apiGroups": [""], "resources": ["pods/status"], "verbs": ["update"]}]
+        self.admin("POST", f"{cluster}/clusterroles", {"metadata": {"name": "status"}, "rules": updates})
+        for name, subject in (
+            ("edit", _user(kinds.EDITOR)),
+            ("agent", agent),
+            ("status", _user(legitimate.READINESS)),
+        ):
             self.admin("POST", f"{cluster}/clusterrolebindings", _bound("ClusterRole", name, subject))
 
     def _identify(self) -> None:
@@ -194,6 +200,7 @@ class Play:
             kinds.EDITOR: (),
             legitimate.KUBELET: ("system:nodes",),
             legitimate.KUBE_SCHEDULER: (),
+            legitimate.READINESS: (),
         }
         for user, groups in people.items():
             pair = self.cluster.authority.client(user, groups)

@@ -8,9 +8,8 @@ from gpu_orchestrator.api.admission_policies.policy import Policy, Resources, Va
 PODS = ("pods", "pods/status", "pods/ephemeralcontainers", "pods/resize")
 NOT_THE_SCHEDULER = {"not-the-scheduler": f"!{cel.IS_SCHEDULER}"}
 BINDS_EVERYWHERE = "authorizer.group('').resource('pods').subresource('binding').check('create').allowed()"
-WRITES_STATUS_EVERYWHERE = (
-    "authorizer.group('').resource('pods').subresource('status').check('patch').allowed()"
-)
+_STATUS = "authorizer.group('').resource('pods').subresource('status')"
+WRITES_STATUS_EVERYWHERE = f"{_STATUS}.check('patch').allowed() || {_STATUS}.check('update').allowed()"
 KEPT = cel.text_list((*names.ASKING_ANNOTATIONS, names.GANG))
 NEW, OLD = {"new": cel.annotations("object")}, {"old": cel.old("metadata.?annotations", "{}")}
 
