@@ -58,7 +58,7 @@ def test_claim_tells_how_its_pod_fares(stage: Stage) -> None:
 def test_leases_deleted_while_no_scheduler_runs_are_restored(stage: Stage) -> None:
     """As if the namespace of the scheduler had been deleted: by the claim's status, and for a pod without a
     claim by its annotation."""
-    (node,) = stage.gpu_nodes(1, gpus=4)
+    stage.gpu_nodes(1, gpus=4)
     process = stage.scheduler(leaderElect=False, sweepSeconds=1)
     stage.create(claim("one"), pod("claimed", claim="one"), pod("bare", gpus=2))
     stage.wait_bound("claimed", "bare")

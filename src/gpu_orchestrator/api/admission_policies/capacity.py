@@ -28,9 +28,8 @@ UNCLAIMED = Policy(
         Validation(
             f"({cel.CONTAINERS}).all(container, !({_counts('container')}))",
             f"{names.MILLIGPU} counts the GPUs of pods that ask for them by annotation; write {names.GPUS}: "
-            '"1" or name '
-            "a claim, and the number is filled in; or leave the resource out. To debug a claimed pod, use kubectl "
-            "debug without --copy-to: a copy has the number, but no GPUs",
+            '"1" or name a claim, and the number is filled in; or leave the resource out. To debug a claimed '
+            "pod, use kubectl debug without --copy-to: a copy has the number, but no GPUs",
             reason="Invalid",
         ),
     ),

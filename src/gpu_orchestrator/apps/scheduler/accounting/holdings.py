@@ -32,7 +32,8 @@ log = structlog.get_logger()
 
 class Holdings:
     """`leased` returns the devices of a node that a pod holds by its leases; `has_lease` whether any lease
-    names the pod; `is_live` whether the node's agent is. `guarded`: nobody but a scheduler can write the devices into a pod's annotation."""
+    names the pod; `is_live` whether the node's agent is. `guarded`: nobody but a scheduler can write the
+    devices into a pod's annotation."""
 
     def __init__(
         self,

@@ -21,8 +21,8 @@ class CoordinatorConfig:
     have no leases; then a pod's annotation is the only word on its devices. `max_waiting_shapes`: how many
     different shapes of one namespace are considered at once. `requires_env`: refuse pods whose containers do
     not take their devices from our annotations. `requires_capacity`: refuse pods that request less
-    `gpu.scheduling/milligpu` than their GPUs count for. `guarded_annotations`: nobody but a scheduler can write
-    the devices of a bound pod into its annotation."""
+    `gpu.scheduling/milligpu` than their GPUs count for. `guarded_annotations`: nobody but a scheduler can
+    write the devices of a bound pod into its annotation."""
 
     scheduler_name: str = names.SCHEDULER
     clears_leftovers: bool = True
