@@ -18,6 +18,7 @@ OURS: list[Json] = deviceenv.confined({})["env"]
 COUNT = {names.MILLIGPU: "2000"}
 VOID = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
 LITERALS = [{"name": name, "value": "all"} for name in names.DEVICE_ENV]
+SAFE, DISRUPT = "cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh/do-not-disrupt"
 PATH = {"name": "PATH", "value": "$(CUDA_VISIBLE_DEVICES)"}
 
 
@@ -103,6 +104,21 @@ def test_tolerations_are_added_unless_they_are_there() -> None:
         {"key": key, "operator": "Exists"}
         for key in ("amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
     ]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param({SAFE: "true"}, id="may be moved"),
+        pytest.param({SAFE: "true", DISRUPT: "30m"}, id="both"),
+        pytest.param({SAFE: "", DISRUPT: None}, id="empty values"),
+    ],
+)
+def test_autoscalers_leave_a_claimed_pod_alone_unless_its_author_says_something(own: Json) -> None:
+    asks = {names.GPUS: "2", **own}
+    found = admission.filled(pod(annotations=asks), 2000)["metadata"]["annotations"]
+    assert found == {SAFE: "false", DISRUPT: "true", **asks}
 
 
 def test_scheduler_accepts_what_was_filled_in() -> None:

@@ -67,6 +67,8 @@ def shapes() -> dict[str, dict[str, Any]]:
         "labels": {"labels": {"app": "a", "app.kubernetes.io/name": "b"}},
         "Argo annotations": {"annotations": ARGO},
         "Istio annotations": {"annotations": ISTIO},
+        "leave to move it": {"annotations": dict.fromkeys(names.KEEP_RUNNING, "true")},
+        "leave to disrupt it": {"annotations": {"karpenter.sh/do-not-disrupt": ""}},
         "two containers": {"containers": [container(), container("side")]},
         "init container": {"initContainers": [container("init", command=["true"])]},
         "Istio sidecar": {"initContainers": [container("istio-init"), proxy], "annotations": ISTIO},

@@ -76,7 +76,8 @@ def is_claimed(pod: Json) -> bool:
 
 def filled(pod: Json, milligpu: int) -> Json:
     """Return a new pod that is claimed with all that it needs. `milligpu` is what it counts for; the first
-    container requests it, because the sum over all containers is what Kubernetes counts."""
+    container requests it, because the sum over all containers is what Kubernetes counts. Autoscalers leave it
+    where it is, unless its author has said something else."""
     spec = pod.get("spec")
     if not isinstance(spec, dict):
         return pod
@@ -85,7 +86,7 @@ def filled(pod: Json, milligpu: int) -> Json:
     made = _with_first_counted(made, str(milligpu))
     if made.get("schedulerName") in (None, *names.KUBE_SCHEDULER):
         made = {**made, "schedulerName": names.SCHEDULER}
-    return {**pod, "spec": _tolerant(made)}
+    return {**_left_running(pod), "spec": _tolerant(made)}
 
 
 def filled_ephemeral(pod: Json, before: Json) -> Json:
@@ -154,6 +155,15 @@ def _with_first_counted(spec: Json, amount: str) -> Json:
         if isinstance(amounts := counted.get(kind), dict | None):
             counted[kind] = {**(amounts or {}), names.MILLIGPU: amount}
     return {**spec, "containers": [{**first, "resources": counted}, *others]}
+
+
+def _left_running(pod: Json) -> Json:
+    """Return the pod with annotations that keep it where it is, unless it has some of these names. To the
+    cluster-autoscaler, which counts a cloud's own GPU resource alone, a node with claimed pods is unused."""
+    found = _annotations(pod)
+    if not found or found.keys() >= names.KEEP_RUNNING.keys():
+        return pod
+    return {**pod, "metadata": {**pod["metadata"], "annotations": {**names.KEEP_RUNNING, **found}}}
 
 
 def _tolerant(spec: Json) -> Json:

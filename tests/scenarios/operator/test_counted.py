@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import autoscaler_rules
 from tests.support.operator_process import Json, Site, eventually
 
 pytestmark = pytest.mark.usefixtures("operator", "scheduler")
@@ -73,6 +74,49 @@ def test_kube_scheduler_sees_where_claimed_pods_fit(site: Site) -> None:
         eventually(lambda: scheduled(site, path, "True"), "the copy fits on the new node")
         assert site.request("GET", path)["spec"]["nodeName"] == added
         assert site.until("waits", "Running")["assignedNode"] == added
+
+
+def test_autoscaler_keeps_the_node_of_a_claimed_pod_and_adds_one_for_a_pod_that_waits(site: Site) -> None:
+    """Of pods that a person wrote, not of a GPUWorkload. They have an owner: the autoscaler never removes a
+    pod that nobody would create again."""
+    (name,) = site.nodes(1, gpus=2)
+    shows(site, name, "2k")
+    replicated(site, "runs", {})
+    running = eventually(lambda: only(site, "runs", "nodeName"), "the pod is bound")
+    replicated(site, "waits", {autoscaler_rules.SAFE_TO_EVICT: "true"})
+    waiting = eventually(lambda: refused(site, "waits"), "it waits for a node")
+    node = site.request("GET", f"/api/v1/nodes/{name}")
+    assert autoscaler_rules.is_used_little(node, [running], "nvidia.com/gpu"), "only its pods keep it"
+    assert autoscaler_rules.obstacle(running) == "it is not safe to evict"
+    assert autoscaler_rules.is_reason_to_grow(waiting)
+    assert not autoscaler_rules.fits(waiting, node, [running])
+    assert autoscaler_rules.fits(waiting, node, []), "a new node would help"
+    assert not autoscaler_rules.is_reason_to_grow(running)
+    assert autoscaler_rules.obstacle(waiting) == "", "its author has the last word"
+
+
+def replicated(site: Site, name: str, annotations: dict[str, str]) -> None:
+    """Create a ReplicaSet of one pod that asks for two GPUs and says nothing more about them."""
+    meta = {"labels": {"app": name}, "annotations": {"gpu.scheduling/gpus": "2", **annotations}}
+    asks = {"metadata": meta, "spec": {"containers": [{"name": "main", "image": "train"}]}}
+    spec = {"replicas": 1, "selector": {"matchLabels": {"app": name}}, "template": asks}
+    path = f"/apis/apps/v1/namespaces/{site.namespace}/replicasets"
+    site.request("POST", path, {"metadata": {"name": name}, "spec": spec})
+
+
+def only(site: Site, app: str, field: str) -> Json | None:
+    """Return the pod of this ReplicaSet once its spec has this field."""
+    return next((each for each in site.pods(f"app={app}") if field in each["spec"]), None)
+
+
+def refused(site: Site, app: str) -> Json | None:
+    """Return the pod of this ReplicaSet once a scheduler has said that it fits nowhere."""
+    said = [
+        each
+        for each in site.pods(f"app={app}")
+        if any(one["type"] == "PodScheduled" for one in each["status"].get("conditions", []))
+    ]
+    return next(iter(said), None)
 
 
 def shows(site: Site, node: str, amount: str) -> None:

@@ -126,6 +126,11 @@ _MISSING = (
     "'' && "
     "each.?value.orValue('') == '' && !has(each.tolerationSeconds)))"
 )
+_LEFT_RUNNING = tuple(
+    f"'{key}' in object.metadata.annotations ? [] : "
+    f"[{_add('/metadata/annotations/' + key.replace('/', '~1'), repr(value))}]"
+    for key, value in names.KEEP_RUNNING.items()
+)
 _NAMED = (
     f"object.spec.?schedulerName.orValue('') in {cel.text_list(names.KUBE_SCHEDULER)} ? "
     f"[JSONPatch{{op: 'add', path: '/spec/schedulerName', value: '{names.SCHEDULER}'}}] : []"
@@ -145,10 +150,11 @@ PODS = Mutation(
     "gpu-orchestrator-fill-pods",
     "A pod that asks for GPUs gets its scheduler, device variables and tolerations, and requests nothing "
     "that its\n"
-    "devices do not count for.",
+    "devices do not count for. Autoscalers leave it where it is.",
     CREATED,
     (
         _NAMED,
+        *_LEFT_RUNNING,
         _with_env("initContainers"),
         _with_env("containers"),
         _TOLERATED,

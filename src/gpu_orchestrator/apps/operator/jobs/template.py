@@ -34,11 +34,10 @@ def fill(workload: GPUWorkload, template: Template, *, nodes: Sequence[str], res
 def entrusted(workload: GPUWorkload, template: Template, asks: dict[str, str], *, milligpu: int) -> Json:
     """Return the pod template for the gpu-scheduler, with its request in the annotations `asks`. It is filled
     in as the webhook would do it, so that the policies admit its pods while no webhook answers. `milligpu`
-    is what Kubernetes counts of it. An autoscaler that finds room for the pod elsewhere would move it, and it
-    would begin again: forbid that."""
+    is what Kubernetes counts of it."""
     plain = _completed(workload, template, tolerated=())
     metadata, spec = plain["metadata"], plain["spec"]
-    metadata["annotations"] = {**names.KEEP_RUNNING, **(metadata.get("annotations") or {}), **asks}
+    metadata["annotations"] = {**(metadata.get("annotations") or {}), **asks}
     spec["schedulerName"] = names.SCHEDULER
     if workload.spec.max_runtime_seconds is not None:
         # On the pod it counts from its start on a node. On the Job it would count the wait for a node, too.
