@@ -1,7 +1,8 @@
 """`doctor` checks exactly the permissions that the shipped role grants, and judges what it reads."""
 
+from base64 import b64encode
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,12 @@ import pytest
 import yaml
 
 from gpu_orchestrator.adapters.kube.reviews import Access
+from gpu_orchestrator.api.admission_policies import files
 from gpu_orchestrator.api.kubernetes import Lease, LeaseSpec
-from gpu_orchestrator.api.wire import ObjectMeta
-from gpu_orchestrator.cli import doctor_manager
+from gpu_orchestrator.api.webhook_objects import ClientConfig, Secret, WebhookEntry
+from gpu_orchestrator.api.wire import Json, ObjectMeta
+from gpu_orchestrator.apps.webhook.certificates.authority import issue
+from gpu_orchestrator.cli import doctor_manager, doctor_policies, doctor_webhook
 from gpu_orchestrator.cli.doctor import has_kubernetes
 from gpu_orchestrator.cli.doctor_kube import RIGHTS, judged
 from gpu_orchestrator.cli.findings import Component, Finding, lines
@@ -20,6 +24,8 @@ from gpu_orchestrator.cli.where import Place
 from tests.support.paths import ROOT
 
 CONFIG = ROOT / "config"
+Served = dict[str, Json]
+"""Objects by their name."""
 NOW = datetime(2026, 11, 16, 12, 0, 0, tzinfo=UTC)
 
 
@@ -33,10 +39,18 @@ def granted(role: dict[str, Any]) -> Iterator[Access]:
                         yield Access(verb, resource, group, namespace, name)
 
 
-@pytest.mark.parametrize(("component", "folder"), [("operator", "rbac"), ("scheduler", "scheduler")])
-def test_checked_permissions_match_the_shipped_role(component: Component, folder: str) -> None:
-    roles = yaml.safe_load_all((CONFIG / folder / "role.yaml").read_text())
-    shipped = {access for role in roles for access in granted(role)}
+@pytest.mark.parametrize(
+    ("component", "files"),
+    [
+        ("operator", ["rbac/role.yaml"]),
+        ("scheduler", ["scheduler/role.yaml"]),
+        ("webhook", ["webhook/role.yaml", "webhook/certificates.yaml"]),
+        ("agent", ["agent/role.yaml"]),
+    ],
+)
+def test_checked_permissions_match_the_shipped_role(component: Component, files: list[str]) -> None:
+    found = [each for file in files for each in yaml.safe_load_all((CONFIG / file).read_text())]
+    shipped = {access for role in found if "rules" in role for access in granted(role)}
     checked = {access for right in RIGHTS[component] for access in right.each()}
     assert checked == shipped
 
@@ -108,6 +122,108 @@ def test_workers_are_judged(workers: list[dict[str, Any]], found: list[tuple[boo
     assert [each.is_good for each in told] == [is_good for is_good, _ in found]
     for each, (_, words) in zip(told, found, strict=True):
         assert words in each.text
+
+
+def served(*, without: str = "", other: str = "", limited: str = "") -> tuple[Served, Served]:
+    """Return the shipped policies and bindings as an API server shows them: with defaults. One policy may be
+    of another version, one binding may be gone or limited."""
+    policies, bindings = {}, {}
+    for policy, binding in (each.manifests() for each in files.policies()):
+        name = policy["metadata"]["name"]
+        change = {"failurePolicy": "Ignore"} if name == other else {}
+        policies[name] = {**policy, "spec": {"matchPolicy": "Equivalent", **policy["spec"], **change}}
+        limits = {"matchResources": {"namespaceSelector": {}}} if name == limited else {}
+        bindings[name] = {**binding, "spec": {**binding["spec"], **limits}}
+    bindings.pop(without, None)
+    return policies, bindings
+
+
+LEASES = "gpu-orchestrator-leases"
+
+
+@pytest.mark.parametrize(
+    ("policies", "bindings", "expected"),
+    [
+        pytest.param(*served(), [(True, "in force, of this version")], id="good"),
+        pytest.param({}, {}, [(None, "not installed here")], id="none"),
+        pytest.param(None, {}, [(None, "may not see them")], id="forbidden"),
+        pytest.param(
+            *served(other=LEASES), [(False, f"1 of another version ({LEASES}); install")], id="changed"
+        ),
+        pytest.param(*served(without=LEASES), [(False, f"1 not bound, so nothing is refused ({LEASES})")]),
+        pytest.param(
+            *served(limited=LEASES), [(True, "in force"), (None, f"some namespaces only: {LEASES}")]
+        ),
+        pytest.param(dict(list(served()[0].items())[1:]), served()[1], [(False, "1 missing (gpu-")]),
+    ],
+)
+def test_policies_are_judged(
+    policies: Served | None, bindings: Served | None, expected: list[tuple[bool | None, str]]
+) -> None:
+    found = list(doctor_policies.judged(policies, bindings))
+    assert [each.is_good for each in found] == [is_good for is_good, _ in expected]
+    for each, (_, words) in zip(found, expected, strict=True):
+        assert words in each.text
+
+
+LIFE_S = 90 * 86400.0
+LEAF = issue(["webhook"], now_s=NOW.timestamp(), life_s=LIFE_S).leaf
+STRANGER = issue(["webhook"], now_s=NOW.timestamp(), life_s=LIFE_S).leaf
+
+
+def entry(*authorities: str) -> WebhookEntry:
+    return WebhookEntry("fill.pods.gpu.scheduling", ClientConfig(encoded("".join(authorities))))
+
+
+def encoded(text: str) -> str:
+    return b64encode(text.encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("after_s", "bundle", "expected"),
+    [
+        pytest.param(0, [LEAF.authority.pem], [(True, "expires in 90d")], id="new"),
+        pytest.param(
+            LIFE_S / 2, [STRANGER.authority.pem, LEAF.authority.pem], [(True, "expires in")], id="rotating"
+        ),
+        pytest.param(0.9 * LIFE_S, [LEAF.authority.pem], [(False, "nothing has renewed it")], id="old"),
+        pytest.param(LIFE_S + 86400, [LEAF.authority.pem], [(False, "expired 1d ago")], id="expired"),
+        pytest.param(
+            0,
+            [STRANGER.authority.pem],
+            [(True, "expires"), (False, "caBundle of fill.pods.gpu.scheduling has no authority")],
+            id="another authority",
+        ),
+        pytest.param(0, [], [(True, "expires"), (False, "does not trust")], id="empty bundle"),
+        pytest.param(0, ["rubbish"], [(True, "expires"), (False, "does not trust")], id="no bundle"),
+    ],
+)
+def test_certificate_of_the_webhook_is_judged(
+    after_s: float, bundle: list[str], expected: list[tuple[bool | None, str]]
+) -> None:
+    now = NOW + timedelta(seconds=after_s)
+    found = list(doctor_webhook.judged(Secret(data={"tls.crt": encoded(LEAF.pem)}), [entry(*bundle)], now))
+    assert [each.is_good for each in found] == [is_good for is_good, _ in expected]
+    for each, (_, words) in zip(found, expected, strict=True):
+        assert words in each.text
+
+
+@pytest.mark.parametrize("data", [{}, {"tls.crt": "?"}, {"tls.crt": encoded("rubbish")}])
+def test_secret_without_a_certificate_is_told_with_advice(data: dict[str, str]) -> None:
+    (found,) = doctor_webhook.judged(Secret(data=data), [], NOW)
+    assert (found.is_good, "kubectl delete secret" in found.text) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("entries", "is_good", "words"),
+    [([entry()], False, "has made no certificate yet"), ([entry("x")], None, "was not checked")],
+)
+def test_missing_secret_is_no_failure_where_something_else_is_trusted(
+    entries: list[WebhookEntry], is_good: bool | None, words: str
+) -> None:
+    found = doctor_webhook.judged_without_secret(entries)
+    assert found.is_good is is_good
+    assert words in found.text
 
 
 def test_clocks_that_differ_are_reported() -> None:

@@ -1,6 +1,6 @@
-"""What `doctor` checks on Kubernetes: the connection, our kinds, our permissions, and who leads."""
+"""What `doctor` checks on Kubernetes: the connection, our kinds, permissions, who leads, and the walls."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,12 +11,12 @@ from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Forbidden, KubeError, NotFound, Operation
 from gpu_orchestrator.adapters.kube.reviews import Access
 from gpu_orchestrator.adapters.kube.transport.base import Request
-from gpu_orchestrator.api import names
+from gpu_orchestrator.api import names, webhook_objects
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS
 from gpu_orchestrator.api.kubernetes import LEASES, Lease
-from gpu_orchestrator.cli import times
+from gpu_orchestrator.cli import doctor_policies, doctor_webhook, times
 from gpu_orchestrator.cli.findings import Component, Finding
 
 ANSWER_LIMIT_S = 10.0
@@ -81,10 +81,25 @@ RIGHTS: dict[Component, tuple[Right, ...]] = {
         Right("coordination.k8s.io", "leases", "get patch", names.NAMESPACE, SCHEDULER_LEASE),
         Right("events.k8s.io", "events", "create patch"),
     ),
+    "webhook": (
+        Right(names.SCHEDULING_GROUP, "gpuclaims", "list watch get"),
+        Right(names.SCHEDULING_GROUP, "gpunodestatuses", "list watch"),
+        Right("", "nodes", "list watch"),
+        Right("", "secrets", "create", names.NAMESPACE),
+        Right("", "secrets", "list watch get patch", names.NAMESPACE, names.WEBHOOK_SECRET),
+        Right(webhook_objects.GROUP, "mutatingwebhookconfigurations", "list watch patch", "", names.WEBHOOK),
+        Right(
+            webhook_objects.GROUP, "validatingwebhookconfigurations", "list watch patch", "", names.WEBHOOK
+        ),
+    ),
     "agent": (
+        Right("", "nodes", "list watch"),
         Right("", "pods", "list watch"),
-        Right(names.SCHEDULING_GROUP, "gpunodestatuses", "get create patch"),
+        Right("", "nodes/status", "patch"),
+        Right(names.SCHEDULING_GROUP, "gpunodestatuses", "get create"),
         Right(names.SCHEDULING_GROUP, "gpunodestatuses/status", "patch"),
+        Right("events.k8s.io", "events", "create patch"),
+        Right("coordination.k8s.io", "leases", "get create patch", names.NAMESPACE),
     ),
 }
 
@@ -106,6 +121,16 @@ async def findings(
         for name in LEADERS:
             if component in (None, name):
                 yield await _leader(client, name)
+        for part in _walls(component):
+            async for finding in part(client):
+                yield finding
+
+
+def _walls(component: Component | None) -> tuple[Callable[[Client], AsyncIterator[Finding]], ...]:
+    """Return what else to check: who checks one component alone may not be able to see the others."""
+    if component is None:
+        return (doctor_policies.findings, doctor_webhook.findings)
+    return (doctor_webhook.findings,) if component == "webhook" else ()
 
 
 async def _installed(client: Client, group: str, version: str, plural: str) -> Finding:

@@ -7,7 +7,7 @@ from typing import Literal
 from gpu_orchestrator.cli import output
 from gpu_orchestrator.cli.tables import Page, painted, wrapped
 
-Component = Literal["operator", "scheduler", "agent"]
+Component = Literal["operator", "scheduler", "webhook", "agent"]
 MARKS = {True: ("ok    ", "green"), False: ("failed", "red"), None: ("-     ", "dim")}
 
 

@@ -11,8 +11,10 @@ from controlplane import kubeconfig
 from controlplane.cluster import Cluster, free_port
 from controlplane.pki import Authority
 from gpu_orchestrator.api import names, timestamps
+from gpu_orchestrator.api.admission_policies import files
 from tests.conftest import NewCluster
 from tests.support.command_line import User, in_this_process
+from tests.support.operator_process import eventually
 from tests.support.paths import ROOT
 
 CRDS = ROOT / "config" / "crd"
@@ -171,6 +173,55 @@ def test_missing_crds_are_reported_and_a_leader_is_looked_for_where_one_is_deplo
         assert found == code, bad
     assert "ok      operator: pod-1 leads" not in good
     assert "operator: pod-1 leads no more, its Lease was last renewed 9m ago" in bad[0]
+
+
+def of_walls(found: list[str]) -> list[str]:
+    """Return what was found of webhook, policies and priorities, without its mark."""
+    return [line[8:] for line in found if line[8:].startswith(("webhook:", "policies:", "namespace "))]
+
+
+def test_walls_that_stand_pass(operator_cluster: Cluster) -> None:
+    """Their bindings leave out the namespaces where tests want to be alone with the gpu-scheduler."""
+    _, good, bad = doctor(operator_cluster.kubeconfig)
+    count = len(files.policies())
+    assert of_walls(bad) == []
+    said, limited, expiry, tried = of_walls(good)
+    assert said == f"policies: {count} in force, of this version"
+    assert limited.startswith("policies: in force in some namespaces only: gpu-orchestrator-")
+    assert expiry == "webhook: its certificate expires in 90d"
+    assert tried == "webhook: a pod that asks for a GPU is filled in (dry run)"
+
+
+def test_walls_that_fell_are_reported(new_cluster: NewCluster) -> None:
+    cluster = new_cluster()
+    _, good, bad = doctor(cluster.kubeconfig)
+    assert of_walls(bad) == []
+    assert "policies: not installed here" in of_walls(good)[0]
+    cluster.kubectl("create", "serviceaccount", "default")  # without it no pod is looked at
+    bare = "webhook: not installed here: a pod that asks for a GPU stays as it is"
+    assert bare in of_walls(doctor(cluster.kubeconfig)[1])[-1]
+    cluster.kubectl("apply", "-k", str(CRDS))
+    cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+    high = {"modelName": "m", "gpuCount": 1, "priority": "high"}
+    body = {
+        "apiVersion": "gpu.warp.dev/v1alpha1",
+        "kind": "GPUWorkload",
+        "metadata": {"name": "w"},
+        "spec": high,
+    }
+    cluster.api.request("POST", "/apis/gpu.warp.dev/v1alpha1/namespaces/default/gpuworkloads", body)
+    cluster.kubectl("apply", "-k", str(ROOT / "config" / "policy"))
+    cluster.kubectl("apply", "-f", str(ROOT / "config" / "webhook" / "mutating.yaml"))
+    cluster.kubectl("delete", "validatingadmissionpolicybinding", "gpu-orchestrator-leases")
+    eventually(lambda: "is refused (dry run)" in " ".join(of_walls(doctor(cluster.kubeconfig)[2])), "refused")
+    unbound, high_priority, half, without, tried = of_walls(doctor(cluster.kubeconfig)[2])
+    assert unbound.startswith(
+        "policies: 1 not bound, so nothing is refused (gpu-orchestrator-leases); install"
+    )
+    assert high_priority.endswith("kubectl label namespace default gpu.scheduling/allow-high-priority=true")
+    assert half.startswith("webhook: gpu-scheduler-webhook is only a MutatingWebhookConfiguration here")
+    assert without.startswith("webhook: it has made no certificate yet")
+    assert tried.startswith("webhook: it does not answer: a pod that asks for a GPU is refused (dry run)")
 
 
 def test_unreachable_server_is_reported(tmp_path: Path) -> None:
