@@ -1,6 +1,7 @@
 """An agent that keeps MPS daemons, with the stand-in for NVIDIA's control program and a real API server."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,18 @@ import pytest
 import yaml
 
 from controlplane.api import ApiError
+from controlplane.audit import Entry
 from controlplane.cluster import Cluster
 from gpu_orchestrator.api import deviceleases, mps, names
 from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
-from tests.support import mps_program
-from tests.support.agent_fleet import REPORTS, AgentProcess
+from tests.faults.proxy import Answer, Proxy
+from tests.support import mps_program, rights
+from tests.support.agent_fleet import REPORTS, AgentProcess, account
 from tests.support.paths import ROOT
 from tests.support.scheduler_stage import Stage, until
 from tests.support.workers import is_alive
 
+USER = f"system:serviceaccount:{names.NAMESPACE}:{names.AGENT}"
 SINCE = "2026-01-01T00:00:00.000000Z"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{names.NAMESPACE}/leases"
 FOLDER = mps.folder_of("team", [1], 1024, 250)
@@ -101,6 +105,30 @@ def test_agent_keeps_no_daemons_unless_it_is_told_to(site: Site) -> None:
         site.give(agent)
         assert site.mps is None
         assert not (site.folder / "host/run").exists()
+
+
+def test_role_of_the_overlay_grants_exactly_the_rights_that_are_used(site: Site) -> None:
+    """Beside those that every agent has."""
+    more = rights.granted("agent-mps/role.yaml")
+    began = sum(1 for _ in site.cluster.audit.entries())
+    with Proxy(account(site.cluster, site.node)) as proxy:
+        proxy.on("watch", "leases", do=Answer(422, reason="Invalid"))  # a server that does not stream lists
+        with site.agent(kubeconfig=proxy.kubeconfig, mps=True):
+            site.reports({}, "the node can keep daemons")
+            until(lambda: watches_what_it_listed(proxy), "leases are listed and watched")
+
+    def ours() -> list[Entry]:
+        return [each for each in list(site.cluster.audit.entries())[began:] if each.user == USER]
+
+    with suppress(AssertionError):
+        until(lambda: not rights.unused(more, ours()), "every right was used")
+    assert rights.unused(more, ours()) == []
+    assert rights.beyond(more | rights.granted("agent/role.yaml"), ours()) == []
+
+
+def watches_what_it_listed(proxy: Proxy) -> bool:
+    verbs = [one.verb for one in proxy.requests if one.resource == "leases"]
+    return "list" in verbs and "watch" in verbs[verbs.index("list") :]
 
 
 def test_overlay_adds_what_the_daemons_take_and_nothing_else(agent_stage: Stage) -> None:

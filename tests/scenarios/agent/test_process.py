@@ -2,30 +2,22 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-import yaml
-
 from controlplane.api import Json
+from controlplane.audit import Entry
 from controlplane.cluster import Cluster
 from gpu_orchestrator.api import names
 from tests.faults.proxy import Answer, Proxy
+from tests.support import rights
 from tests.support.agent_fleet import REPORTS, AgentProcess, account, holding
-from tests.support.paths import ROOT
 from tests.support.scheduler_stage import Stage, pod, until
 
 USER = f"system:serviceaccount:{names.NAMESPACE}:{names.AGENT}"
+GRANTED = rights.granted("agent/role.yaml")
 Right = tuple[str, str]
 """Verb and resource."""
-
-
-def granted() -> set[Right]:
-    rights: set[Right] = set()
-    for role in yaml.safe_load_all((ROOT / "config/agent/role.yaml").read_text()):
-        for rule in role["rules"]:
-            assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
-            rights |= {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
-    return rights
 
 
 def test_role_grants_exactly_the_rights_that_are_used(
@@ -54,14 +46,15 @@ def test_role_grants_exactly_the_rights_that_are_used(
                 until(lambda: agent.metric("gpu_agent_mismatch_total") == 2, "a second alarm")
                 until(lambda: ("patch", "events") in sent(proxy), "the event is counted")
 
-    def ours() -> list[tuple[str, str, int]]:
-        entries = list(cluster.audit.entries())[began:]
-        return [(each.verb, each.resource, each.code) for each in entries if each.user == USER]
+    def ours() -> list[Entry]:
+        return [each for each in list(cluster.audit.entries())[began:] if each.user == USER]
 
     # The audit log records a watch when it ends.
-    until(lambda: granted() <= {(verb, what) for verb, what, _ in ours()}, "every right was used")
-    assert {(verb, what) for verb, what, _ in ours()} == granted()
-    assert [each for each in ours() if each[2] == 403] == []
+    with suppress(AssertionError):
+        until(lambda: not rights.unused(GRANTED, ours()), "every right was used")
+    assert rights.unused(GRANTED, ours()) == []
+    assert rights.beyond(GRANTED, ours()) == []
+    assert [each for each in ours() if each.code == 403] == []
 
 
 def sent(proxy: Proxy) -> set[Right]:

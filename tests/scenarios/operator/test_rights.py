@@ -4,40 +4,29 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import yaml
 
+from controlplane.audit import Entry
 from tests.faults.proxy import Answer, DropAnswer, Proxy
+from tests.support import rights
 from tests.support.operator_process import ACCOUNT, SYSTEM, Operator, Site, eventually
-from tests.support.paths import ROOT
 from tests.support.scale import Scale
 
 USER = f"system:serviceaccount:{SYSTEM}:{ACCOUNT}"
 
-Right = tuple[str, str]
-"""Verb and resource."""
-
 Waits = dict[str, float] | None
 
 
-def granted() -> set[Right]:
-    rights: set[Right] = set()
-    for role in yaml.safe_load_all((ROOT / "config" / "rbac" / "role.yaml").read_text()):
-        for rule in role["rules"]:
-            assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
-            rights |= {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
-    return rights
+GRANTED = rights.granted("rbac/role.yaml")
 
 
-def used(site: Site) -> tuple[set[Right], list[str]]:
-    """Return the rights that the ServiceAccount used, and its refused requests. Skip namespaces of other
-    tests: they are being deleted and refuse everything."""
+def used(site: Site) -> list[Entry]:
+    """Return what the ServiceAccount has requested. Skip namespaces of other tests: they are being deleted
+    and refuse everything."""
     ours = ("", SYSTEM, site.namespace)
     sent = [e for e in site.cluster.audit.entries(USER) if e.user == USER and e.namespace in ours]
     # `doctor` runs as the same account. It reads what every user may read, versions and its own rights, and
     # tries to read Deployments.
-    entries = [e for e in sent if not e.resource.startswith(("/", "selfsubject", "deployments"))]
-    refused = [f"{e.verb} {e.resource} {e.namespace}/{e.name}" for e in entries if e.code == 403]
-    return {(entry.verb, entry.resource) for entry in entries if entry.code != 403}, refused
+    return [e for e in sent if not e.resource.startswith(("/", "selfsubject", "deployments"))]
 
 
 def use_every_right(site: Site, account: Path, log: Path, waits: Waits) -> None:
@@ -83,10 +72,10 @@ def test_role_grants_exactly_the_used_rights(site: Site, account: Path, tmp_path
     use_every_right(site, account, tmp_path / "operator.log", waits)
     # The audit log gets a watch only when it ends.
     with suppress(AssertionError):
-        eventually(lambda: granted() <= used(site)[0], "every right was used")
-    rights, refused = used(site)
-    assert rights == granted()
-    assert refused == []
+        eventually(lambda: not rights.unused(GRANTED, used(site)), "every right was used")
+    assert rights.unused(GRANTED, used(site)) == []
+    assert rights.beyond(GRANTED, used(site)) == []
+    assert [entry for entry in used(site) if entry.code == 403] == []
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,16 @@
 """The shipped role grants exactly what the scheduler uses, as the audit log shows."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import yaml
 
+from controlplane.audit import Entry
 from controlplane.cluster import OPTIONAL, Cluster
 from tests.conftest import NewCluster
 from tests.faults.proxy import Answer, DropAnswer, Proxy
-from tests.support import installation
+from tests.support import installation, rights
 from tests.support import scheduler_stage as stages
 from tests.support.paths import ROOT
 from tests.support.scheduler_stage import SYSTEM, Stage, claim, devices, pod, until
@@ -29,24 +30,12 @@ WATCHED = (
     "leases",
 )
 
-Right = tuple[str, str]
-"""Verb and resource."""
+GRANTED = rights.granted("scheduler/role.yaml")
 
 
-def granted() -> set[Right]:
-    rights: set[Right] = set()
-    for role in yaml.safe_load_all((CONFIG / "role.yaml").read_text()):
-        for rule in role["rules"]:
-            assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
-            rights |= {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
-    return rights
-
-
-def used(cluster: Cluster) -> tuple[set[Right], list[str]]:
-    """Return the rights that the ServiceAccount used, and the requests that were refused."""
-    entries = [entry for entry in cluster.audit.entries(USER) if entry.user == USER]
-    refused = [f"{e.verb} {e.resource} {e.namespace}/{e.name}" for e in entries if e.code == 403]
-    return {(entry.verb, entry.resource) for entry in entries}, refused
+def sent(cluster: Cluster) -> list[Entry]:
+    """Return what the ServiceAccount has requested."""
+    return [entry for entry in cluster.audit.entries(USER) if entry.user == USER]
 
 
 @pytest.fixture
@@ -69,11 +58,12 @@ def test_role_grants_exactly_the_rights_that_are_used(shipped: Stage) -> None:
         use_every_right(shipped, proxy)
         shipped.running[-1].stop()
     # The audit log records a watch when it ends.
-    until(lambda: granted() <= used(shipped.cluster)[0], "every right was used")
-    rights, refused = used(shipped.cluster)
-    assert refused == []
+    with suppress(AssertionError):
+        until(lambda: not rights.unused(GRANTED, sent(shipped.cluster)), "every right was used")
+    assert rights.unused(GRANTED, sent(shipped.cluster)) == []
+    assert rights.beyond(GRANTED, sent(shipped.cluster)) == []
+    assert [entry for entry in sent(shipped.cluster) if entry.code == 403] == []
     assert installation.refused(shipped.cluster) == []
-    assert rights == granted()
     assert dispatched(shipped.cluster) > 0
 
 
@@ -94,6 +84,7 @@ def use_every_right(stage: Stage, proxy: Proxy) -> None:
     stage.wait_bound()
     proxy.on("create", "pods/binding", do=DropAnswer())
     proxy.on("create", "gpuclaims", do=DropAnswer())
+    proxy.on("create", "leases", do=DropAnswer())
     stage.create(pod("lost", claim_template="one"))
     stage.wait_bound("lost")
     stage.create(pod("big", gpus=9))

@@ -4,13 +4,14 @@ import asyncio
 import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 import yaml
 from structlog.testing import capture_logs
 
+from controlplane.audit import Entry
 from controlplane.cluster import Cluster
 from controlplane.errors import ClusterError
 from gpu_orchestrator.adapters.kube.auth import config
@@ -21,10 +22,11 @@ from gpu_orchestrator.apps.webhook.certificates.keeper import Keeper
 from gpu_orchestrator.apps.webhook.certificates.rotation import Rules
 from gpu_orchestrator.apps.webhook.metrics import Metrics
 from tests.faults.proxy import Answer, Proxy
+from tests.support import rights
 from tests.support.certificate_site import OTHERS, SECRET, SECRETS, USER, CertificateSite
-from tests.support.paths import ROOT
 from tests.support.scheduler_stage import SYSTEM, until
 
+GRANTED = rights.granted("webhook/certificates.yaml")
 RULES = Rules(frozenset({"127.0.0.1"}), life_s=3600, rotate_after_s=2400, propagation_s=0.2)
 CONFIGURATIONS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
 
@@ -126,25 +128,19 @@ async def test_rights_are_exactly_those_that_are_used(site: CertificateSite) -> 
             served = (await eventually_trusted(site))["tls.crt"]
             await asyncio.to_thread(site.until_served_is_not, served)
     # The audit log records a watch when it ends.
-    until(lambda: granted() <= used(site.cluster), "every right was used")
-    assert used(site.cluster) == granted()
+    with suppress(AssertionError):
+        until(lambda: not rights.unused(GRANTED, sent(site.cluster)), "every right was used")
+    assert rights.unused(GRANTED, sent(site.cluster)) == []
+    assert rights.beyond(GRANTED, sent(site.cluster)) == []
+    assert all(right.verb == "create" or len(right.names) == 1 for right in GRANTED)
 
 
-def granted() -> set[tuple[str, str]]:
-    rights = set()
-    for each in yaml.safe_load_all((ROOT / "config/webhook/certificates.yaml").read_text()):
-        for rule in each.get("rules", ()):
-            assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
-            assert rule["verbs"] == ["create"] or len(rule["resourceNames"]) == 1
-            rights |= {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
-    return rights
-
-
-def used(cluster: Cluster) -> set[tuple[str, str]]:
-    """Return the rights to Secrets and configurations that the ServiceAccount has used. None was refused."""
+def sent(cluster: Cluster) -> list[Entry]:
+    """Return the requests of the ServiceAccount for Secrets and configurations. None was refused, but those
+    of the test about other Secrets."""
     entries = [entry for entry in cluster.audit.entries(USER) if entry.user == USER]
     assert [entry for entry in entries if entry.code == 403 and entry.verb != "create"] == []
-    return {(e.verb, e.resource) for e in entries if e.resource in ("secrets", *CONFIGURATIONS)}
+    return [entry for entry in entries if entry.resource in ("secrets", *CONFIGURATIONS)]
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,16 @@
 """The shipped role grants exactly what the webhook uses, as the audit log shows."""
 
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
-import yaml
 
+from controlplane.audit import Entry
 from controlplane.cluster import Cluster
 from tests.faults.proxy import Answer, Proxy
-from tests.support import installation
+from tests.support import installation, rights
 from tests.support.certificate_site import CertificateSite
-from tests.support.paths import ROOT
 from tests.support.scheduler_stage import CLAIMS, claim, pod, until
 from tests.support.webhook_process import SelfMadeWebhook
 
@@ -18,23 +18,12 @@ USER = f"{installation.PREFIX}gpu-scheduler-webhook"
 READ = ("gpuclaims", "gpunodestatuses", "nodes")
 SETTINGS = {"certificateNames": ["127.0.0.1"], "drainSeconds": 0}
 
-Right = tuple[str, str]
-"""Verb and resource."""
+GRANTED = rights.granted("webhook/role.yaml")
 
 
-def granted() -> set[Right]:
-    (role,) = yaml.safe_load_all((ROOT / "config/webhook/role.yaml").read_text())
-    rights: set[Right] = set()
-    for rule in role["rules"]:
-        assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
-        rights |= {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
-    return rights
-
-
-def used(cluster: Cluster) -> set[Right]:
-    """Return the rights that the webhook used, without those to its certificates: test_keeper.py has them."""
-    entries = [each for each in cluster.audit.entries() if each.user == USER]
-    return {(each.verb, each.resource) for each in entries if each.resource in READ}
+def sent(cluster: Cluster) -> list[Entry]:
+    """Return what the webhook has requested but for its certificates: test_keeper.py has these."""
+    return [each for each in cluster.audit.entries(USER) if each.user == USER and each.resource in READ]
 
 
 def test_role_grants_exactly_the_rights_that_are_used(
@@ -49,8 +38,10 @@ def test_role_grants_exactly_the_rights_that_are_used(
             until(lambda: installation.is_filled_in(cluster, namespace), "the webhook is called")
             until(lambda: reads_a_claim(site, proxy), "a claim is read that the watch did not show yet")
     # The audit log records a watch when it ends.
-    until(lambda: granted() <= used(cluster), "every right was used")
-    assert used(cluster) == granted()
+    with suppress(AssertionError):
+        until(lambda: not rights.unused(GRANTED, sent(cluster)), "every right was used")
+    assert rights.unused(GRANTED, sent(cluster)) == []
+    assert rights.beyond(GRANTED, sent(cluster)) == []
     assert [each for each in installation.refused(cluster) if "webhook" in each] == []
 
 
