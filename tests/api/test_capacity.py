@@ -16,9 +16,19 @@ from gpu_orchestrator.api.devices import DeviceWish
             DeviceWish(exclusivity="Shared", share=250, memory_mib=70_000),
             1,
             80_000,
-            250,
-            id="a share wins over memory",
+            875,
+            id="share and memory: the larger part",
         ),
+        pytest.param(
+            DeviceWish(exclusivity="Shared", share=250, memory_mib=70), 1, 80_000, 250, id="or the share"
+        ),
+        pytest.param(
+            DeviceWish(exclusivity="Shared", share=1, memory_mib=80_000), 8, 80_000, 8000, id="all the memory"
+        ),
+        pytest.param(
+            DeviceWish(exclusivity="Shared", share=1, memory_mib=1), 1, 0, 1000, id="unknown memory"
+        ),
+        pytest.param(DeviceWish(exclusivity="Shared"), 1, 80_000, 1000, id="neither share nor memory"),
         pytest.param(DeviceWish(exclusivity="Shared", memory_mib=8_000), 1, 80_000, 100, id="memory alone"),
         pytest.param(DeviceWish(exclusivity="Shared", memory_mib=8_001), 1, 80_000, 101, id="is rounded up"),
         pytest.param(
@@ -44,7 +54,13 @@ def test_seven_slices_of_a_seventh_fit_one_device() -> None:
     assert 7 * capacity.milligpu(slice_of_one, 1) <= capacity.WHOLE_DEVICE
 
 
-def test_only_memory_without_a_share_needs_the_largest_device() -> None:
+def test_three_thirds_of_share_and_memory_fit_one_device() -> None:
+    third = DeviceWish(exclusivity="Shared", share=333, memory_mib=27_306)
+    assert 3 * capacity.milligpu(third, 1, largest_mib=81_920) <= capacity.WHOLE_DEVICE
+
+
+def test_only_memory_of_a_share_needs_the_largest_device() -> None:
     assert capacity.needs_memory(DeviceWish(exclusivity="Shared", memory_mib=1))
-    assert not capacity.needs_memory(DeviceWish(exclusivity="Shared", memory_mib=1, share=1))
+    assert capacity.needs_memory(DeviceWish(exclusivity="Shared", memory_mib=1, share=1))
+    assert not capacity.needs_memory(DeviceWish(exclusivity="Shared", share=1))
     assert not capacity.needs_memory(DeviceWish())

@@ -45,7 +45,8 @@ def see(sizes: DeviceSizes, seen: Node) -> None:
         pytest.param(asks(model=A100), 40_960, id="of that model"),
         pytest.param(asks(model="none"), 0, id="of a model that no node has"),
         pytest.param(asks(vendor="nvidia"), 81_920, id="of that vendor"),
-        pytest.param(asks(share=10), 0, id="does not depend on it"),
+        pytest.param(asks(share=10), 196_608, id="beside a share"),
+        pytest.param(asks(share=10, memoryMiB=None), 0, id="does not depend on it"),
         pytest.param(DeviceWish(), 0, id="whole devices"),
     ],
 )

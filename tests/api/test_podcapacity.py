@@ -10,7 +10,8 @@ from tests.support.scheduler_objects import claim, pod
 
 LARGEST = {("", ""): 81_920, ("nvidia", "A100"): 40_960}
 WHOLE = claim("two", count=2)
-SHARE = claim("share", count=2, exclusivity="Shared", share=300, memoryMiB=80_000)
+SHARE = claim("share", count=2, exclusivity="Shared", share=300)
+SHARE_WITH_MEMORY = claim("all", count=2, exclusivity="Shared", share=1, memoryMiB=81_920)
 MEMORY = claim("memory", exclusivity="Shared", memoryMiB=10_240)
 MEMORY_OF_A100 = claim("a100", exclusivity="Shared", memoryMiB=10_240, vendor="nvidia", model="A100")
 MEMORY_OF_UNKNOWN = claim("new", exclusivity="Shared", memoryMiB=10_240, model="B200")
@@ -30,6 +31,7 @@ def uncounted(milligpu: int, asked: GpuClaim | None, **more: Any) -> str:
         pytest.param(None, 2000, id="bare GPUs"),
         pytest.param(WHOLE, 2000, id="whole devices"),
         pytest.param(SHARE, 600, id="shares"),
+        pytest.param(SHARE_WITH_MEMORY, 2000, id="a small share with all of the memory"),
         pytest.param(MEMORY, 125, id="memory of the largest device"),
         pytest.param(MEMORY_OF_A100, 250, id="memory of the largest device of its model"),
         pytest.param(MEMORY_OF_UNKNOWN, 1000, id="memory of a model that no node has"),
@@ -46,6 +48,6 @@ def test_pod_must_request_what_its_gpus_count_for(asked: GpuClaim | None, needed
     assert uncounted(0, asked).startswith("the pod requests 0 gpu.scheduling/milligpu")
 
 
-def test_only_memory_without_a_share_depends_on_the_nodes() -> None:
-    assert podcapacity.depends_on_nodes(MEMORY)
+def test_only_memory_depends_on_the_nodes() -> None:
+    assert all(map(podcapacity.depends_on_nodes, (MEMORY, SHARE_WITH_MEMORY)))
     assert not any(map(podcapacity.depends_on_nodes, (None, WHOLE, SHARE)))

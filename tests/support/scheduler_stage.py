@@ -32,6 +32,8 @@ CLAIMS = "/apis/gpu.scheduling/v1/namespaces/{}/gpuclaims"
 REPORTS = "/apis/gpu.scheduling/v1/gpunodestatuses"
 WORKLOADS = "/apis/gpu.warp.dev/v1alpha1/gpuworkloads"
 EXAMPLES = ROOT / "examples"
+MEMORY_MIB = 81_920
+"""Of the devices that the nodes of these tests have."""
 REFUSE = {"requireDeviceEnv": "Refuse", "requireCapacity": "Refuse", "guardedAnnotations": True}
 """As in config/scheduler/settings.yaml."""
 
@@ -192,7 +194,7 @@ class Stage:
             case admission.NamedClaim(name):
                 found = claims.get(name) or self.claim(name)
                 wish = msgspec.convert(found["spec"]["devices"], Devices)
-                return admission.filled(body, capacity.milligpu(wish, wish.count))
+                return admission.filled(body, capacity.milligpu(wish, wish.count, largest_mib=MEMORY_MIB))
             case _:
                 return body
 
@@ -334,7 +336,7 @@ def devices_of_bound(pods: Mapping[str, Json]) -> dict[str, str]:
 
 def devices(count: int, *, uuids: bool = True, **more: Any) -> list[Json]:
     """Return healthy, equal devices for a report."""
-    common = {"health": "Healthy", "vendor": "nvidia", "model": "A100", "memoryMiB": 81_920, **more}
+    common = {"health": "Healthy", "vendor": "nvidia", "model": "A100", "memoryMiB": MEMORY_MIB, **more}
     mark = uuid4().hex[:8]
     return [{"id": n, **({"uuid": f"GPU-{mark}-{n}"} if uuids else {}), **common} for n in range(count)]
 

@@ -5,6 +5,7 @@ GPUs. Webhook, operator, scheduler and policies must agree on the number, so it 
 """
 
 import re
+from math import ceil, floor
 
 from gpu_orchestrator.api.devices import DeviceWish
 
@@ -23,13 +24,14 @@ def milligpu(wish: DeviceWish, count: int, *, largest_mib: int = 0) -> int:
 
 def needs_memory(wish: DeviceWish) -> bool:
     """Return True if the answer depends on `largest_mib`."""
-    return wish.exclusivity == "Shared" and not wish.share
+    return wish.exclusivity == "Shared" and bool(wish.memory_mib)
 
 
 def _of_one(wish: DeviceWish, largest_mib: int) -> int:
     match wish.exclusivity:
         case "Shared":
-            return wish.share or _part_of_memory(wish.memory_mib or 0, largest_mib)
+            # Of both, the larger: a share of 1 with all of the memory leaves nothing for others.
+            return max(wish.share or 0, _part_of_memory(wish, largest_mib))
         case "MIG":
             found = _PROFILE_PARTS.match(wish.mig_profile)
             return int(found[1]) * WHOLE_DEVICE // MIG_PARTS if found else WHOLE_DEVICE
@@ -37,9 +39,12 @@ def _of_one(wish: DeviceWish, largest_mib: int) -> int:
             return WHOLE_DEVICE
 
 
-def _part_of_memory(amount_mib: int, whole_mib: int) -> int:
-    """Return the part in thousandths, rounded up, at least 1 and at most a whole device. Slices of MIG are
-    rounded down instead: seven of a seventh must fit one device."""
-    if amount_mib <= 0 or whole_mib <= 0:
+def _part_of_memory(wish: DeviceWish, whole_mib: int) -> int:
+    """Return the part in thousandths, rounded up, at most a whole device; 0 if only a share is wished. Beside
+    a share it is rounded down, as slices of MIG are: seven of a seventh must fit one device."""
+    if not wish.memory_mib:
+        return 0 if wish.share else WHOLE_DEVICE
+    if not whole_mib:
         return WHOLE_DEVICE
-    return min(WHOLE_DEVICE, -(-amount_mib * WHOLE_DEVICE // whole_mib))
+    exact = wish.memory_mib * WHOLE_DEVICE / whole_mib
+    return min(WHOLE_DEVICE, floor(exact) if wish.share else ceil(exact))

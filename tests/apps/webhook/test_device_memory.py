@@ -34,7 +34,7 @@ class Fed:
             self.memory.node_changed(*change)
 
     def largest(self, **wish: str) -> int:
-        return self.memory.sizes.largest_mib(DeviceWish(exclusivity="Shared", **wish))  # type: ignore[arg-type]
+        return self.memory.sizes.largest_mib(DeviceWish(exclusivity="Shared", memory_mib=1, **wish))  # type: ignore[arg-type]
 
 
 def described(name: str, model: str, mib: int, vendor: str = "nvidia") -> Node:

@@ -137,7 +137,8 @@ _NAMED = (
 )
 _DEVICES = "params.spec.devices"
 _OF_ONE = (
-    f"{_DEVICES}.?exclusivity.orValue('') == 'Shared' ? {_DEVICES}.?share.orValue({WHOLE_DEVICE}) : "
+    f"{_DEVICES}.?exclusivity.orValue('') == 'Shared' ? "
+    f"(has({_DEVICES}.memoryMiB) ? {WHOLE_DEVICE} : {_DEVICES}.?share.orValue({WHOLE_DEVICE})) : "
     f"{_DEVICES}.?exclusivity.orValue('') == 'MIG' && variables.profile.matches('^([1-7]c[.])?[1-7]g[.]') ? "
     "int(variables.profile.split('g.')[0].split('.').map(part, part.substring(part.size() - "
     "1)).reverse()[0]) * "
@@ -182,7 +183,7 @@ WHOLE = Mutation(
 
 CLAIMS = Mutation(
     "gpu-orchestrator-fill-claims",
-    "What a claim counts for. A share of memory alone counts as a whole device here: its part is not known.",
+    "What a claim counts for. A share of memory counts as a whole device here: its part is not known.",
     CREATED,
     _counted("variables.amount"),
     {
