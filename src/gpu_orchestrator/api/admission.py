@@ -74,6 +74,16 @@ def is_claimed(pod: Json) -> bool:
     return any(name in _annotations(pod) for name in names.ASKING_ANNOTATIONS)
 
 
+def too_large(pod: Json, most: int) -> str:
+    """Return that the pod has more containers than that, in a sentence; empty if it has not. To fill in each
+    of a million would take the webhook's memory, and the policies refuse so large a pod."""
+    spec = pod.get("spec")
+    found = sum(len(_list(spec.get(kind))) for kind in CONTAINERS) if isinstance(spec, dict) else 0
+    return f"the pod has {found} containers, and at most {most} are looked at; use several pods" * (
+        found > most
+    )
+
+
 def filled(pod: Json, milligpu: int) -> Json:
     """Return a new pod that is claimed with all that it needs. `milligpu` is what it counts for; the first
     container requests it, because the sum over all containers is what Kubernetes counts. Autoscalers leave it
@@ -113,10 +123,10 @@ def _with_new_ephemeral(pod: Json, before: Json, change: Change) -> Json:
     if not isinstance(spec, dict):
         return pod
     had = _list(old.get(EPHEMERAL[0])) if isinstance(old, dict) else []
-    known = [each.get("name") for each in had if isinstance(each, dict)]
+    known = {str(each.get("name")) for each in had if isinstance(each, dict)}
 
     def changed(container: Json) -> Json:
-        return container if container.get("name") in known else change(container)
+        return container if str(container.get("name")) in known else change(container)
 
     return {**pod, "spec": _in_containers(spec, EPHEMERAL, changed)}
 

@@ -85,6 +85,24 @@ async def test_claimed_pod_is_denied_with_advice(made: Json, words: str) -> None
     assert (answer["status"]["code"], answer["status"]["reason"]) == (403, "Forbidden")
 
 
+@pytest.mark.parametrize(
+    ("path", "made", "most"),
+    [
+        pytest.param("/mutate", asking(gpus="1"), 64, id="claimed"),
+        pytest.param("/mutate/hide", pod(), 1000, id="hidden"),
+    ],
+)
+async def test_pod_with_too_many_containers_is_denied_before_it_grows(
+    path: str, made: Json, most: int
+) -> None:
+    """Three bytes of a body become three hundred of the answer, and a body may have three million."""
+    for count in (most, most + 1):
+        many = {**made, "spec": {"containers": [{}] * (count - 1), "initContainers": [{}]}}
+        answer = await answered(path, review(many))
+        assert answer["allowed"] is (count == most)
+    assert f"has {most + 1} containers, and at most {most} are looked at" in answer["status"]["message"]
+
+
 async def test_claim_that_cannot_be_read_is_worth_another_try() -> None:
     answer = await answered("/mutate", review(asking(claim="train")), Site(is_reachable=False))
     assert answer["status"]["code"] == 503

@@ -39,9 +39,10 @@ class Running:
         (self.folder / "tls.crt").write_bytes(pair.certificate_pem)
         (self.folder / "tls.key").write_bytes(pair.key_pem)
 
-    async def open(self) -> Streams:
+    async def open(self, source: str = "127.0.0.1") -> Streams:
         context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
-        return await asyncio.open_connection("127.0.0.1", self.port, ssl=context)
+        here = (source, 0)
+        return await asyncio.open_connection("127.0.0.1", self.port, ssl=context, local_addr=here)
 
     async def serial(self) -> str:
         """Return the number of the certificate that a new connection gets."""
@@ -167,6 +168,43 @@ async def test_new_connection_takes_the_place_of_an_idle_one(tmp_path: Path) -> 
         assert found.closed("room") == 1
         assert len(found.connections) == 3
         for each in (*idle, one_more):
+            await close(each)
+
+
+async def test_connections_that_owe_their_body_give_way(tmp_path: Path) -> None:
+    """Heads without bodies would otherwise keep the API server out until their time is over."""
+    async with running(tmp_path, most=3) as found:
+        began = [await found.open() for _ in range(3)]
+        for each in began:
+            each[1].write(request(b"12345")[:-4])
+            await each[1].drain()
+        await until_busy(found, 3)
+        server_of_all = await found.open()
+        server_of_all[1].write(request(REVIEW))
+        assert (await answer(server_of_all))[0] == 200
+        assert await ends(began[0])
+        for each in (*began, server_of_all):
+            await close(each)
+
+
+async def until_busy(found: Running, count: int) -> None:
+    """Wait until the server has read the heads of so many requests."""
+    while sum(each.is_busy for each in found.connections) < count:  # noqa: ASYNC110 - no event tells it
+        await asyncio.sleep(0)
+
+
+async def test_address_with_the_most_connections_gives_way(tmp_path: Path) -> None:
+    """The API server's connection is the oldest, and rests between two requests."""
+    async with running(tmp_path, most=3) as found:
+        api_server = await found.open(source="127.0.0.2")
+        api_server[1].write(request(REVIEW))
+        assert (await answer(api_server))[0] == 200
+        flood = [await found.open() for _ in range(6)]
+        for each in flood[:4]:
+            assert await ends(each)
+        api_server[1].write(request(REVIEW))
+        assert (await answer(api_server))[0] == 200
+        for each in (*flood, api_server):
             await close(each)
 
 

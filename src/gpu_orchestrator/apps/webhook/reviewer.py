@@ -6,6 +6,7 @@ import msgspec
 
 from gpu_orchestrator.api import admission, capacity, jsonpatch, names, request_checks, sharing
 from gpu_orchestrator.api.admission import NamedClaim, WholeGpus
+from gpu_orchestrator.api.admission_policies.claimed_pods import MOST_CONTAINERS
 from gpu_orchestrator.api.admissionreview import JSON_PATCH, AdmissionRequest, AdmissionResponse, Result
 from gpu_orchestrator.api.capacity import WHOLE_DEVICE
 from gpu_orchestrator.api.devices import DeviceWish
@@ -19,6 +20,8 @@ from gpu_orchestrator.apps.webhook.claim_reader import CannotRead
 EPHEMERAL = "ephemeralcontainers"
 COMES_NEW = (("CREATE", ""), ("UPDATE", EPHEMERAL))
 """Operation and subresource of the requests in which containers come new; a pod's others cannot change."""
+MOST_LOOKED_AT = 1000
+"""Containers of a pod without a claim, or of one that has collected them from `kubectl debug`."""
 UNAVAILABLE = (503, "ServiceUnavailable")
 
 FindClaim = Callable[[str, str], Awaitable[GpuClaim | None]]
@@ -40,6 +43,9 @@ class Reviewer:
         pod = _new_pod(asked)
         if pod is None or not admission.is_claimed(pod):
             return _allowed(asked)
+        is_new = asked.sub_resource != EPHEMERAL
+        if why := admission.too_large(pod, MOST_CONTAINERS if is_new else MOST_LOOKED_AT):
+            return _denied(asked, why)
         if asked.sub_resource == EPHEMERAL:
             return _patched(asked, pod, admission.filled_ephemeral(pod, _before(asked)))
         match admission.asked(pod):
@@ -80,6 +86,8 @@ class Reviewer:
         pod = _new_pod(asked)
         if pod is None:
             return _allowed(asked)
+        if why := admission.too_large(pod, MOST_LOOKED_AT):
+            return _denied(asked, why)
         if asked.sub_resource == EPHEMERAL:
             return _patched(asked, pod, admission.hidden_ephemeral(pod, _before(asked)))
         return _patched(asked, pod, admission.hidden(pod))

@@ -8,6 +8,8 @@ body is in `app`. `BoundedProtocol` subclasses a class that is not public API of
 import asyncio
 import socket
 import ssl
+from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -31,36 +33,48 @@ BACKLOG = 1024
 
 
 class Connections:
-    """The open connections, oldest first. Beyond `most`, a new one takes the place of an idle one."""
+    """The open connections, oldest first. Beyond `most`, a new one takes the place of one that is owed no
+    answer: of the address that has the most of them, so that no pod keeps the API server out."""
 
     def __init__(self, most: int, metrics: Metrics, *, head_s: float = HEAD_S) -> None:
         self.head_s = head_s
         self._most, self._metrics = most, metrics
         self._open: dict[BoundedProtocol, None] = {}
+        self._of_address = Counter[str]()
 
     def __len__(self) -> int:
         return len(self._open)
 
+    def __iter__(self) -> Iterator["BoundedProtocol"]:
+        return iter(self._open)
+
     def admit(self, new: "BoundedProtocol") -> bool:
         """Count a new connection; return False if there is no room for it."""
-        if len(self._open) >= self._most and not self._close_idle():
+        if len(self._open) >= self._most and not self._close_one():
             self.count("room")
             return False
         self._open[new] = None
+        self._of_address[new.address] += 1
         return True
 
     def leave(self, gone: "BoundedProtocol") -> None:
-        self._open.pop(gone, None)
+        if gone in self._open:
+            del self._open[gone]
+            self._of_address[gone.address] -= 1
+            if not self._of_address[gone.address]:
+                del self._of_address[gone.address]
 
     def count(self, reason: str) -> None:
         self._metrics.closed.labels(reason).inc()
 
-    def _close_idle(self) -> bool:
-        idle = next((each for each in self._open if not each.is_busy), None)
-        if idle is not None:
-            self.leave(idle)
-            idle.refuse("room")
-        return idle is not None
+    def _close_one(self) -> bool:
+        """Close the oldest of the address with the most connections; return False if all are owed answers."""
+        owed_nothing = (each for each in self._open if not each.is_owed)
+        found = max(owed_nothing, key=lambda each: self._of_address[each.address], default=None)
+        if found is not None:
+            self.leave(found)
+            found.refuse("room")
+        return found is not None
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -70,16 +84,24 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(**given)
         self._open = open_connections
         self._is_admitted = self._is_in_head = False
+        self.address = ""
         self._head_bytes = 0
         self._overdue: asyncio.TimerHandle | None = None
 
     @property
     def is_busy(self) -> bool:
-        """Return True while a request is being answered."""
+        """Return True from the head of a request until it is answered."""
         cycle: RequestResponseCycle | None = self.cycle  # None before the first request
         return cycle is not None and not cycle.response_complete
 
+    @property
+    def is_owed(self) -> bool:
+        """Return True if a request has come with all of its body, and is not answered yet."""
+        return self.is_busy and not self.cycle.more_body
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if peer else ""
         self._is_admitted = self._open.admit(self)
         if not self._is_admitted:
             transport.abort()
