@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from gpu_orchestrator.api import names
-from gpu_orchestrator.api.admission_policies import cel, claimed_pods, files, filling
+from gpu_orchestrator.api.admission_policies import cel, claimed_pods, components, files, filling
 from gpu_orchestrator.api.admission_policies.policy import Policy
 from gpu_orchestrator.api.claims import BadGpuRequest, read_gpus
 from tests.support.paths import ROOT
@@ -36,6 +36,12 @@ def test_every_message_is_one_line_that_the_api_server_accepts(policy: Policy) -
     for each in policy.validations:
         assert "\n" not in each.message
         assert len(each.message) < 1024
+
+
+def test_value_of_high_priority_is_that_of_the_class() -> None:
+    text = (ROOT / "config" / "priority" / "priority_classes.yaml").read_text()
+    values = {each["metadata"]["name"]: each["value"] for each in yaml.safe_load_all(text)}
+    assert values[components.HIGH] == components.HIGH_VALUE
 
 
 def test_files_are_read_back_as_they_were_meant() -> None:

@@ -132,7 +132,7 @@ def served(*, without: str = "", other: str = "", limited: str = "") -> tuple[Se
         name = policy["metadata"]["name"]
         change = {"failurePolicy": "Ignore"} if name == other else {}
         policies[name] = {**policy, "spec": {"matchPolicy": "Equivalent", **policy["spec"], **change}}
-        limits = {"matchResources": {"namespaceSelector": {}}} if name == limited else {}
+        limits: Json = {"matchResources": {"namespaceSelector": {}}} if name == limited else {}
         bindings[name] = {**binding, "spec": {**binding["spec"], **limits}}
     bindings.pop(without, None)
     return policies, bindings

@@ -40,7 +40,7 @@ class Call:
     def url(self) -> str:
         """Return the address of a dry run: all of admission, and nothing is stored."""
         manager = "&fieldManager=forger&force=true" if self.content_type == APPLY else ""
-        return f"{self.path}?dryRun=All{manager}"
+        return f"{self.path}{'&' if '?' in self.path else '?'}dryRun=All{manager}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ def calls() -> Iterator[Call]:
     yield from answers()
     yield from asks()
     yield from status()
+    yield from forced_ends()
     yield from bindings()
     yield from late_containers()
     yield from late_annotations()
@@ -121,6 +122,25 @@ def status() -> Iterator[Call]:
         nominated: Json = {"status": {"nominatedNodeName": NODE}}
         either = f"{says} | may not be set on pods that are already bound"
         yield merge(f"F10 {pod} seems nominated", f"{PODS}/{pod}/status", nominated, either)
+
+
+def forced_ends() -> Iterator[Call]:
+    """A pod that is gone at once would lose its devices to others while its containers run."""
+    says, at = "cannot end a pod with GPUs at once", f"{PODS}/{BOUND}"
+    now = ending_within(0)
+    yield Call("F1 bound deleted by force", "DELETE", at, now, says)
+    several = f"{PODS}?fieldSelector=metadata.name%3D{BOUND}"
+    yield Call("F1 bound deleted with others by force", "DELETE", several, now, says)
+    options = {"gracePeriodSeconds": 0}
+    evicted = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": BOUND}}
+    evicted = {**evicted, "deleteOptions": options}
+    yield Call("F1 bound evicted by force", "POST", f"{at}/eviction", evicted, says)
+
+
+def ending_within(seconds: int) -> Json:
+    """Return the body of a deletion. The API server then reads no options from the address."""
+    options = {"gracePeriodSeconds": seconds, "dryRun": ["All"]}
+    return {"apiVersion": "v1", "kind": "DeleteOptions", **options}
 
 
 def bindings() -> Iterator[Call]:

@@ -195,7 +195,16 @@ def other_sights() -> Iterator[Call]:
         yield create(f"F7 privileged {place}", made, "a privileged container sees all GPUs of its node")
         made = changed(pod, f"{path}.securityContext", {"capabilities": {"add": ["SYS_PTRACE", "SYS_ADMIN"]}})
         yield create(f"F7 SYS_ADMIN in {place}", made, "with one of the capabilities ALL, SYS_ADMIN")
-    for name in ("ALL", "all", "sys_admin", "CAP_SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "bpf"):
+    for name in (
+        "ALL",
+        "all",
+        "sys_admin",
+        "CAP_SYS_ADMIN",
+        "SYS_MODULE",
+        "SYS_RAWIO",
+        "bpf",
+        "dac_read_search",
+    ):
         made = changed(pod, "spec.containers.0.securityContext", {"capabilities": {"add": [name]}})
         yield create(f"F7 capability {name}", made, "with one of the capabilities ALL, SYS_ADMIN")
     yield create("F7 hostPID", changed(pod, "spec.hostPID", True), "with hostPID a container reaches")
@@ -221,13 +230,18 @@ def other_sights() -> Iterator[Call]:
         "/etc",
         "/etc/cdi",
         "/etc//./kubernetes",
+        "/etc/nvidia-container-runtime",
+        "/etc/containerd",
+        "/var/lib/containerd/io.containerd.grpc.v1.cri",
+        "/var/lib/rancher",
+        "/opt/cni/bin",
     )
     for path in paths:
         volumes = [{"name": "other", "emptyDir": {}}, {"name": "host", "hostPath": {"path": path}}]
         yield create(
             f"F7 hostPath {path}",
             changed(pod, "spec.volumes", volumes),
-            "a hostPath of /, /dev, /proc, /sys, /run or of files of the kubelet",
+            "a hostPath of /, /dev, /proc, /sys, /run or of files of kubelet or runtime",
         )
     yield from other_daemons()
     block = {"name": "disk", "persistentVolumeClaim": {"claimName": "disk"}}
@@ -277,7 +291,7 @@ def other_daemons() -> Iterator[Call]:
     yield create(
         "F7 MPS daemons by another volume",
         changed(pod, "spec.volumes", [*found(pod, "spec.volumes"), volume]),
-        "a hostPath of /, /dev, /proc, /sys, /run or of files of the kubelet",
+        "a hostPath of /, /dev, /proc, /sys, /run or of files of kubelet or runtime",
     )
 
 

@@ -284,6 +284,10 @@ def priorities() -> Iterator[Call]:
         yield create(f"F10 {kind} pod with our own priority", ours, "is for the controllers in namespace")
         number = made(name="number", priority=2_000_000_000)
         yield create(f"F10 {kind} pod with a number of its own", number, "integer value of priority")
+    for critical in ("system-node-critical", "system-cluster-critical"):
+        for ask in ASKS:
+            body = ready(ask, name="critical", priorityClassName=critical)
+            yield create(f"F10 {ask} pod that is {critical}", body, label)
     yield Call("F10 workload of high priority", "POST", WORKLOADS, workload(priority="high"), label)
     raised = {"spec": {"priority": "high"}}
     yield merge("F10 workload raised", f"{WORKLOADS}/{WORKLOAD}", raised, label)

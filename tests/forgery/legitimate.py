@@ -6,7 +6,19 @@ from typing import Any
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.admission_policies.claimed_pods import MOST_CONTAINERS, MOST_VARIABLES
 from tests.forgery import changes, creations, kinds
-from tests.forgery.calls import APPLY, PODS, STRATEGIC, SYSTEM, TEAM, Call, Json, annotate, create, merge
+from tests.forgery.calls import (
+    APPLY,
+    PODS,
+    STRATEGIC,
+    SYSTEM,
+    TEAM,
+    TENANT,
+    Call,
+    Json,
+    annotate,
+    create,
+    merge,
+)
 from tests.forgery.changes import ANSWER, BOUND, NAMED, PLAIN, WAITING, binding
 from tests.forgery.pods import ASKS, MIG, SHARE, bare, changed, container, plain, ready
 
@@ -201,6 +213,10 @@ def changes_() -> Iterator[Call]:
         applied = {"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": {"team": "b"}}}
         yield Call(f"{pod} applied", "PATCH", at, applied, content_type=APPLY)
         yield Call(f"{pod} deleted", "DELETE", at, None)
+        yield Call(f"{pod} deleted soon", "DELETE", at, changes.ending_within(1))
+        now = changes.ending_within(0)
+        user = "admin" if pod == BOUND else TENANT
+        yield Call(f"{pod} deleted by force by {user}", "DELETE", at, now, user=user)
         evicted = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
         yield Call(f"{pod} evicted", "POST", f"{at}/eviction", evicted)
         image = [{"op": "replace", "path": "/spec/containers/0/image", "value": "train:2"}]

@@ -28,6 +28,8 @@ PROBES = {
     written_by_us.ASKS.name: "F8 plain asks by gpu.scheduling/claim",
     written_by_us.BINDINGS.name: "F4 plain bound by pods/binding",
     written_by_us.POD_STATUS.name: "F1 bound seems Succeeded",
+    written_by_us.FORCED.name: "F1 bound deleted by force",
+    written_by_us.FORCED_EVICTIONS.name: "F1 bound evicted by force",
     written_by_us.CLAIMS.name: "F8 claim made with the finalizer",
     written_by_us.WORKLOADS.name: "F8 workload made with the finalizer",
     claimed_pods.CLAIMED_PODS.name: "F2 gpus pod for volcano",

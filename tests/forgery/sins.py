@@ -8,8 +8,11 @@ from gpu_orchestrator.api import names
 from gpu_orchestrator.api.quantity import parse
 from tests.forgery.calls import Json
 
-DEVICE_FILES = ("dev", "proc", "sys", "run", "var/run", "var/lib/kubelet", "etc/cdi", "etc/kubernetes")
-CAPABILITIES = {"ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF"}
+DEVICE_FILES: tuple[str, ...] = ("dev", "proc", "sys", "run", "var/run", "var/lib/kubelet", "opt/cni")
+DEVICE_FILES += ("etc/cdi", "etc/kubernetes", "etc/nvidia-container-runtime", "var/lib/containers")
+DEVICE_FILES += ("etc/containerd", "etc/crio", "etc/docker", "etc/rancher")
+DEVICE_FILES += ("var/lib/containerd", "var/lib/crio", "var/lib/docker", "var/lib/rancher")
+CAPABILITIES = {"ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF", "DAC_READ_SEARCH"}
 DEVICE_NOTES = re.compile(r"cdi\.k8s\.io/|cri-o\.Devices|(devices|mounts)\.(crio|nri)\.io|noderesource\.dev")
 
 

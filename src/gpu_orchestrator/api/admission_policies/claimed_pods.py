@@ -25,6 +25,7 @@ RUNTIME_NOTES = (
 )
 """An annotation with one of these in its name adds devices or mounts: by CDI, CRI-O or the injector of
 NRI."""
+RUNTIMES = ("containerd", "crio", "docker", "rancher")
 NODE_FILES = (
     "/dev/",
     "/proc/",
@@ -34,14 +35,19 @@ NODE_FILES = (
     "/var/lib/kubelet/",
     "/etc/cdi/",
     "/etc/kubernetes/",
+    "/etc/nvidia-container-runtime/",
+    *(f"{folder}/{name}/" for folder in ("/etc", "/var/lib") for name in RUNTIMES),
+    "/var/lib/containers/",
+    "/opt/cni/",
 )
 """Files of the node by which a container reaches devices: their own, the sockets of container runtimes and
 device plugins, the root of NVIDIA's driver (/run/nvidia/driver, with a /dev of its own), descriptions of CDI
-devices, and static pods."""
-CAPABILITIES = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF")
+devices, static pods, what runtimes are told and where they keep the files of containers, and programs that
+they start."""
+CAPABILITIES = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF", "DAC_READ_SEARCH")
 """Rights by which a container reaches devices that it was not given: NVIDIA's runtime hands the controls of
-MIG to one with SYS_ADMIN that asks for them, and the others change the kernel. Runtimes ignore case, and
-`CAP_`."""
+MIG to one with SYS_ADMIN that asks for them, DAC_READ_SEARCH opens any file of the node by its handle, and
+the others change the kernel. Runtimes ignore case, and `CAP_`."""
 GPUS_PATTERN = f"^0{{0,70}}([1-9]|[1-5][0-9]|6[0-{claims.MAX_GPUS % 10}])$"
 CLAIMED = {"claimed": cel.is_claimed("object")}
 _GPUS = f"object.metadata.annotations[?'{names.GPUS}'].orValue('1')"
@@ -229,7 +235,8 @@ CONFINED_PODS = Policy(
         Validation(
             f"!variables.isSmall || variables.hostPaths.all(path, !{cel.text_list(NODE_FILES)}.exists(each, "
             "path.startsWith(each) || each.startsWith(path)))",
-            "a hostPath of /, /dev, /proc, /sys, /run or of files of the kubelet shows GPUs of others; "
+            "a hostPath of /, /dev, /proc, /sys, /run or of files of kubelet or runtime shows GPUs of "
+            "others; "
             "remove the volume. For shared memory at /dev/shm use emptyDir with medium: Memory",
         ),
         Validation(

@@ -5,11 +5,14 @@ from gpu_orchestrator.api.admission_policies import cel
 from gpu_orchestrator.api.admission_policies.policy import NAMESPACE_NAME, Policy, Resources, Validation
 
 HIGH = names.PRIORITY_CLASSES["high"]
+HIGH_VALUE = 100_000
+"""Of that class. Any other class that ranks as high, such as system-node-critical, is placed as early."""
 CONTROLLERS = "gpu-orchestrator-controllers"
 """PriorityClass of our own Deployments."""
 
 _LABELLED = f"namespaceObject.metadata.?labels[?'{names.ALLOW_HIGH_PRIORITY}'].orValue('') == 'true'"
 _LABEL = f"let an administrator label the namespace {names.ALLOW_HIGH_PRIORITY}=true, or use a lower priority"
+_CLASS = "object.spec.?priorityClassName.orValue('')"
 _IT = {"it": "object == null ? oldObject : object"}
 _OURS = f"system:serviceaccount:{names.NAMESPACE}:"
 _NODES = {"nodes": cel.CALLER_NODES}
@@ -89,17 +92,19 @@ PRIORITY = Policy(
     (Resources(("pods",), ("CREATE",)),),
     (
         Validation(
-            f"object.spec.priorityClassName != '{HIGH}' || {_LABELLED}",
-            f"priorityClassName {HIGH} is placed before the pods of other namespaces; {_LABEL}",
+            f"{_CLASS} == '{CONTROLLERS}' || {_LABELLED}",
+            f"'priorityClassName ' + {_CLASS} + ' is placed before the pods of other namespaces; {_LABEL}'",
+            is_computed=True,
         ),
         Validation(
-            f"object.spec.priorityClassName != '{CONTROLLERS}' || request.namespace == '{names.NAMESPACE}'",
+            f"{_CLASS} != '{CONTROLLERS}' || request.namespace == '{names.NAMESPACE}'",
             f"priorityClassName {CONTROLLERS} is for the controllers in namespace {names.NAMESPACE}; use "
             f"{names.PRIORITY_CLASSES['normal']}",
         ),
     ),
     conditions={
-        "of-ours": f"object.spec.?priorityClassName.orValue('') in {cel.text_list((HIGH, CONTROLLERS))}"
+        "high": f"{_CLASS} in {cel.text_list((HIGH, CONTROLLERS))} || "
+        f"({cel.is_claimed('object')} && object.spec.?priority.orValue(0) >= {HIGH_VALUE})"
     },
 )
 

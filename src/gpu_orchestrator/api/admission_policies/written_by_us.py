@@ -93,6 +93,35 @@ POD_STATUS = Policy(
     conditions=NOT_THE_SCHEDULER | {"claimed": cel.is_claimed("oldObject")},
 )
 
+_FORCE = (
+    "request.userInfo.username + ' cannot end a pod with GPUs at once (--force, gracePeriodSeconds: 0): its "
+    "GPUs would go to others while its containers still run; delete it without, or ask an administrator'"
+)
+DELETES_EVERYWHERE = "authorizer.group('').resource('pods').check('delete').allowed()"
+
+FORCED = Policy(
+    "gpu-orchestrator-forced-deletions",
+    "A pod that is deleted by force is gone from the API server at once, and its containers run on until its "
+    "own\ngrace period is over. So only those do that who may delete pods in all namespaces: kubelets and "
+    "controllers.",
+    (Resources(("pods",), ("DELETE",)),),
+    (Validation(DELETES_EVERYWHERE, _FORCE, is_computed=True),),
+    conditions={
+        "by-force": "request.?options.?gracePeriodSeconds.orValue(1) == 0",
+        "claimed": cel.is_claimed("oldObject"),
+        "bound": "oldObject.spec.?nodeName.orValue('') != ''",
+        "not-over": "!(oldObject.?status.?phase.orValue('') in ['Succeeded', 'Failed'])",
+    },
+)
+
+FORCED_EVICTIONS = Policy(
+    "gpu-orchestrator-forced-evictions",
+    "The same for an eviction, which does not show its pod: so for every pod.",
+    (Resources(("pods/eviction",), ("CREATE",)),),
+    (Validation(DELETES_EVERYWHERE, _FORCE, is_computed=True),),
+    conditions={"by-force": "object.?deleteOptions.?gracePeriodSeconds.orValue(1) == 0"},
+)
+
 _MARKS = cel.text_list((names.POD_UID, names.MANAGED))
 _NOTES = cel.text_list(
     (names.LEASE_POD, names.LEASE_NAMESPACE, names.LEASE_NODE, names.LEASE_UUID, names.LEASE_HOLDERS)
@@ -179,4 +208,4 @@ WORKLOADS = Policy(
     variables=_FINALIZERS,
 )
 
-POLICIES = (ANSWERS, ASKS, BINDINGS, POD_STATUS, CLAIMS, WORKLOADS)
+POLICIES = (ANSWERS, ASKS, BINDINGS, POD_STATUS, FORCED, FORCED_EVICTIONS, CLAIMS, WORKLOADS)
