@@ -52,7 +52,7 @@ def test_pods_of_an_older_installation_go_on_and_new_ones_are_filled_in(older: S
 
     update(older)
     scheduler = older.scheduler(**SHIPPED)
-    older.wait_event("waits", "create the pod again, so that the webhook fills in its request")
+    older.wait_event("waits", "may see all GPUs of the node: NVIDIA_VISIBLE_DEVICES")
     assert older.bound() == given
     assert older.holds_exactly()
     assert older.claim("held")["status"]["phase"] == "Bound"
