@@ -31,8 +31,9 @@ class JsonResponse(Response):
             (b"content-type", b"application/json"),
         ]
         if headers:
-            pairs = ((name.lower().encode("latin-1"), text.encode("latin-1")) for name, text in headers.items())
-            self.raw_headers.extend(pairs)
+            self.raw_headers += [
+                (k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()
+            ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if WHOLE not in scope.get("extensions", NO_HEADERS):
@@ -40,6 +41,11 @@ class JsonResponse(Response):
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         await send({**start, WHOLE: self.body})
         return None
+
+
+def _encoded(header: tuple[str, str]) -> tuple[bytes, bytes]:
+    name, text = header
+    return name.lower().encode("latin-1"), text.encode("latin-1")
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] = NO_HEADERS) -> Response:

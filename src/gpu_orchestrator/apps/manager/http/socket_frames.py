@@ -1,4 +1,4 @@
-"""uvicorn's WebSocket protocol, which also writes frames that are encoded already, and reads usual ones itself.
+"""uvicorn's WebSocket protocol, which also writes encoded frames as they are, and reads usual ones itself.
 
 A watcher of events gets the same bytes as a thousand others. uvicorn would encode every message for every
 watcher, and call the system for each. The application sends `{"type": "websocket.send", "frames": bytes}`
@@ -15,10 +15,14 @@ from typing import Any
 
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import apply_mask
 from websockets.protocol import State
 
 from gpu_orchestrator.api.websocket import BINARY, MASK_BYTES, frame_size, head_size
+
+try:
+    from websockets.speedups import apply_mask
+except ImportError:  # a platform without the compiled one
+    from websockets.utils import apply_mask
 
 MOST_WAITING = 8
 """Messages that may wait for the application before no more are read."""
@@ -61,7 +65,7 @@ class FramesProtocol(WebSocketsSansIOProtocol):
         self._knows_bounds = True
         """Whether all that came after the handshake is known to be cut into frames right."""
         self._head, self._missing = b"", 0
-        """The beginning of a frame whose size is not known yet, and the bytes of one that are still to come."""
+        """The beginning of a frame of unknown size, and how many bytes of another are still to come."""
 
     def data_received(self, data: bytes) -> None:
         if not self.handshake_complete:

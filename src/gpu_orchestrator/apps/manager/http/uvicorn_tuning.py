@@ -1,5 +1,5 @@
-"""Save system calls and steps that uvicorn takes for every message, by wrapping the transport of its HTTP protocol
-and by writing a whole response at once.
+"""Save system calls and steps that uvicorn takes for every message: wrap the transport of its HTTP protocol,
+and write a whole response at once.
 
 uvicorn writes the head and the body of a response separately, which wakes the client twice, first for half a
 response. It also pauses reading from a WebSocket until the application receives the message, which mostly
@@ -19,8 +19,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 HEAD = b"HTTP/1."
 WHOLE = "whole"
-"""In the `extensions` of a request: its `http.response.start` may have the body, too, as `whole`. The headers must
-begin with the length of the body, and must have neither a transfer encoding nor `connection`."""
+"""In the `extensions` of a request: its `http.response.start` may have the body, too, as `whole`. The headers
+must then have the length of the body, and neither a transfer encoding nor `connection`."""
 CONTROLS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
