@@ -2,88 +2,76 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from gpu_orchestrator.adapters.store.workers import HeldRow
 from gpu_orchestrator.api import session
-from gpu_orchestrator.apps.manager.fleet import rows
-from gpu_orchestrator.apps.manager.fleet.nodes import ActiveAlert, DeviceGrant, MemoryPolicy
-from gpu_orchestrator.apps.manager.worker_list import WorkerList
+from tests.apps.manager.conftest import Site
+from tests.support import scripted_worker
 
-DEVICES = tuple(session.Device(at, f"u{at}", "nvidia", "L4", 24_000) for at in range(2))
-HELLO = session.Hello("w", "i", DEVICES, task_types=("echo",), max_concurrent=4)
-READING = session.Reading(0, used_mib=100, free_mib=900)
-WARMER = session.Reading(0, used_mib=200, free_mib=800)
-ROW = {
-    "name": "w",
-    "spec": rows.encode(HELLO),
-    "report": rows.encode(session.Report((READING,))),
-    "epoch": "1",
-    "state": "online",
-    "active": "0",
-    "seen": "1700000000000",
-}
-GRANT = rows.encode(DeviceGrant((session.Given(1, "u1"),), memory_mib=700))
-ALERT = msgspec.json.encode([ActiveAlert(0, "temperature", 99.0, "hot", 1)]).decode()
+pytestmark = pytest.mark.real
 
 
-class Read(dict[str, str]):
-    """A row that tells what was read of it."""
-
-    def __init__(self, row: dict[str, str]) -> None:
-        super().__init__(row)
-        self.read: set[str] = set()
-
-    def __getitem__(self, name: str) -> str:
-        self.read.add(name)
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.read.add(name)
-        return super().get(name, default)
-
-
-def shown(kept: WorkerList, row: dict[str, str], held: tuple[str, ...] = ()) -> dict[str, Any]:
-    info, _ = kept.shown(row, HeldRow((), held))
-    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(info))
+async def listed(site: Site, name: str = "w") -> Any:
+    """Return a worker of the list; it must be as the worker is shown alone, which is read each time."""
+    _, page = await site.call("GET", "/workers")
+    (found,) = [each for each in page["workers"] if each["worker_id"] == name]
+    _, alone = await site.call("GET", f"/workers/{name}")
+    assert found == {field: alone[field] for field in found}
     return found
 
 
-def test_a_state_follows_from_no_other_text_than_is_compared() -> None:
-    row = Read({**ROW, "alerts": ALERT, "cordoned_devices": '["u1"]', "state": "offline"})
-    rows.worker_state_of(row)
-    assert row.read == set(rows.STATE_FIELDS)
+async def test_listed_worker_is_as_the_store_has_it_after_each_change(site: Site) -> None:
+    worker = await site.join()
+    seen = [await listed(site)]
+
+    async def change(what: str) -> Any:
+        seen.append(await listed(site))
+        assert seen[-1] != seen[-2], f"{what} is not shown"
+        return seen[-1]
+
+    async def call(path: str) -> None:
+        assert (await site.call("POST", f"/workers/w/{path}"))[0] == 200
+
+    await worker.send(session.Report((scripted_worker.reading(0, others_gib=6), scripted_worker.reading(1))))
+    await worker.send(session.Renew(1))
+    await worker.receive(session.Renewed)
+    while (await listed(site))["gpu_info"][0]["memory_used_bytes"] == 0:
+        pass
+    await change("a report")
+    await site.submit(resources={"gpu_memory": "2GiB"})
+    assign = await worker.take()
+    assert (await change("an assignment"))["current_tasks"] == 1
+    assert sum(each["memory_reserved_bytes"] for each in seen[-1]["gpu_info"]) == 2 << 30
+    await worker.finish(assign)
+    assert (await change("an outcome"))["current_tasks"] == 0
+    await call("devices/0/cordon")
+    await change("a cordoned device")
+    await call("cordon")
+    assert (await change("a cordon"))["status"] == "cordoned"
+    await call("uncordon")
+    await change("the end of a cordon")
+    await worker.vanish()
+    await site.missed("w")
+    assert (await change("a lost connection"))["status"] in ("suspect", "offline")
 
 
-@pytest.mark.parametrize(
-    ("change", "held"),
-    [
-        pytest.param({"seen": "1700000009000", "active": "4"}, (), id="renewal"),
-        pytest.param({"report": rows.encode(session.Report((WARMER,)))}, (), id="report"),
-        pytest.param({"cordoned_devices": '["u1"]'}, (), id="cordoned device"),
-        pytest.param({"cordoned": "1"}, (), id="cordoned"),
-        pytest.param({"state": "offline"}, (), id="offline"),
-        pytest.param({"alerts": ALERT}, (), id="alert"),
-        pytest.param({"done": "90", "failed": "10"}, (), id="ended tasks"),
-        pytest.param({}, ("task", GRANT), id="task"),
-    ],
-)
-def test_a_worker_that_was_shown_before_is_shown_as_it_is_now(
-    change: dict[str, str], held: tuple[str, ...]
-) -> None:
-    kept = WorkerList(MemoryPolicy())
-    before = shown(kept, ROW)
-    now = shown(kept, {**ROW, **change}, held)
-    assert now == shown(WorkerList(MemoryPolicy()), {**ROW, **change}, held)
-    assert now != before
+async def test_list_reads_only_workers_that_changed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    await site.join("a")
+    await site.join("b")
+    workers = site.running.manager.store.workers
+    read: list[list[str]] = []
 
+    def holding(names: Any) -> Any:
+        read.append(list(names))
+        return type(workers).holding(workers, names)
 
-def test_what_did_not_change_is_shared_and_what_is_gone_is_dropped() -> None:
-    kept = WorkerList(MemoryPolicy())
-    first, _ = kept.shown(ROW, HeldRow((), ()))
-    again, _ = kept.shown({**ROW, "seen": "1700000009000"}, HeldRow((), ()))
-    assert again.gpu_info is first.gpu_info
-    kept.keep_only({"another"})
-    later, _ = kept.shown(ROW, HeldRow((), ()))
-    assert later.gpu_info is not first.gpu_info
+    await site.call("GET", "/workers")
+    monkeypatch.setattr(workers, "holding", holding)
+    await site.call("GET", "/workers")
+    await site.call("POST", "/workers/b/cordon")
+    _, page = await site.call("GET", "/workers")
+    assert read == [[], ["b"]]
+    assert [(each["worker_id"], each["status"]) for each in page["workers"]] == [
+        ("a", "online"),
+        ("b", "cordoned"),
+    ]

@@ -121,7 +121,7 @@ class Manager:
         )
         self.admission = Admission(self.leader.submit)
         self.waiting = Waiting(store.tasks, self.registry, self.cluster, self.held_back, self._hints_of)
-        self.worker_list = WorkerList(self.memory)
+        self.worker_list = WorkerList(store.workers, self.memory)
         self._device_gauges = DeviceGauges(self.memory)
         self.siblings = Siblings(deps.place, self._own_gauges) if deps.place else None
         self._background: list[asyncio.Task[None]] = []

@@ -128,7 +128,7 @@ def _seconds(row: Row) -> float | None:
 
 def worker_detail(row: Row, worker: WorkerState, reserved: dict[int, int]) -> schema.WorkerDetail:
     return schema.WorkerDetail(
-        **worker_fields(row, worker),
+        **worker_fields(worker, row["state"], int(row.get("active", 0)), row.get("seen", "")),
         gpu_info=gpus(worker, reserved),
         system_info=_system(worker.hello.system_info, rows.ram_used_mib(row)),
         task_history=_history(row),
@@ -137,15 +137,15 @@ def worker_detail(row: Row, worker: WorkerState, reserved: dict[int, int]) -> sc
     )
 
 
-def status_of(row: Row, worker: WorkerState) -> str:
+def status_of(worker: WorkerState, state: str, active: int) -> str:
     """Return one word: the first thing that keeps the worker from taking tasks, or `online`."""
-    if row["state"] != "online":
-        return row["state"]
+    if state != "online":
+        return state
     if worker.draining:
         return "draining"
     if worker.cordoned:
         return "cordoned"
-    return "busy" if int(row.get("active", 0)) >= worker.hello.max_concurrent else "online"
+    return "busy" if active >= worker.hello.max_concurrent else "online"
 
 
 def gpus(worker: WorkerState, reserved: dict[int, int]) -> list[schema.GpuInfo]:
@@ -156,14 +156,14 @@ def gpus(worker: WorkerState, reserved: dict[int, int]) -> list[schema.GpuInfo]:
     ]
 
 
-def worker_fields(row: Row, worker: WorkerState) -> dict[str, Any]:
+def worker_fields(worker: WorkerState, state: str, active: int, seen: str) -> dict[str, Any]:
     """Return all of a `WorkerInfo` but its GPUs."""
     return {
         "worker_id": worker.hello.name,
-        "status": status_of(row, worker),
-        "current_tasks": int(row.get("active", 0)),
+        "status": status_of(worker, state, active),
+        "current_tasks": active,
         "max_concurrent": worker.hello.max_concurrent,
-        "last_heartbeat": when(row.get("seen")),
+        "last_heartbeat": when(seen),
         "performance_score": 1.0 if worker.score is None else worker.score,
         "labels": worker.hello.labels,
         "pool": worker.hello.pool,

@@ -53,29 +53,6 @@ def score_of(done: int, failed: int) -> float | None:
     return done / (done + failed) if done + failed >= ENOUGH_TASKS else None
 
 
-STATE_FIELDS = (
-    "spec",
-    "report",
-    "done",
-    "failed",
-    "epoch",
-    "state",
-    "leaving",
-    "cordoned",
-    "draining",
-    "cordoned_devices",
-    "alerts",
-    "api",
-    "connection",
-)
-"""All that `worker_state_of` reads."""
-
-
-def texts_of(row: Row) -> tuple[str | None, ...]:
-    """Return what a worker's state follows from: with equal texts it is equal."""
-    return tuple(map(row.get, STATE_FIELDS))
-
-
 def worker_state_of(row: Row) -> WorkerState:
     hello = _hello_of(row["spec"])
     report = _report.decode(row["report"]) if row.get("report") else None

@@ -83,13 +83,7 @@ async def page(
     """List all workers. `gpu_type` matches any part of a device's model name."""
     manager = manager_of(request)
     names = sorted((await manager.store.tasks.counts()).workers)
-    manager.worker_list.keep_only(set(names))
-    found = [
-        manager.worker_list.shown(row, each)
-        async for part in manager.store.workers.holding(names)
-        for row, each in part
-        if "spec" in row
-    ]
+    found = await manager.worker_list.shown(names)
     online = sum(each.status not in ("offline", "suspect") for each, _ in found)
     chosen = [each for each, worker in found if _matches(each, worker, status, gpu_type)]
     return json_response(
