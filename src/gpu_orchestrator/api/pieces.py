@@ -30,7 +30,7 @@ LARGEST = 64 << 20
 """The largest message, and so the largest frame of a side that does not know pieces."""
 USUAL = 200
 """About the bytes of a message beside its one large field."""
-MORE, LAST, ARRIVED = b"+", b".", b"-"
+MESSAGES, MORE, LAST, ARRIVED = b"[", b"+", b".", b"-"
 QUICK_S = 0.5
 FIRST_WINDOW, LARGEST_WINDOW = 2, 32
 
@@ -97,7 +97,7 @@ class FrameLink:
     def put(self, message: session.Message) -> None:
         """Queue a message."""
         size_of = _SIZES.get(type(message))
-        size = USUAL + size_of(message) if size_of else USUAL
+        size = USUAL if size_of is None else USUAL + size_of(message)
         if size > WHOLE or (self._behind and _attempt(message) in self._behind):
             self._put_large(message)
         else:
@@ -106,12 +106,16 @@ class FrameLink:
 
     def next(self, now: float) -> bytes | None:
         """Return the next frame to write, or None until there are messages or a piece has arrived."""
+        if not (self._to_acknowledge or self._cut or self._large):  # nearly always
+            if not self._small:
+                self._was_small = False
+                return None
+            if (frame := self._small_frame()) is not None:
+                self._was_small = True
+                return frame
         if self._to_acknowledge:
             self._to_acknowledge -= 1
             return ARRIVED
-        if not (self._small or self._cut or self._large):
-            self._was_small = False
-            return None
         while self._small and not (self._was_small and self._may_send_large()):
             if (frame := self._small_frame()) is not None:
                 self._was_small = True
@@ -134,14 +138,15 @@ class FrameLink:
         """Return the frame of messages that is complete now, or None. If that is another one than was
         received, and `has_news`, call `next`. Raise `msgspec.MsgspecError` if the other side sends too
         much."""
-        kind = frame[:1] if isinstance(frame, bytes) else b""
+        if isinstance(frame, str) or (kind := frame[:1]) == MESSAGES:
+            return frame
         if kind == ARRIVED:
             self._window.arrived(now)
             return None
         if kind not in (MORE, LAST):
             return frame
         self._to_acknowledge += 1
-        self._parts.append(frame[1:])  # type: ignore[arg-type] # it is bytes
+        self._parts.append(frame[1:])
         self._received += len(frame) - 1
         if self._received > self._largest:
             raise msgspec.ValidationError(f"a message has more than {self._largest} bytes")

@@ -46,12 +46,15 @@ class HeldRow(Item, frozen=True):
 
 class Stamp(Item, frozen=True):
     """`row` differs after a change of the worker's row, `held` after one of what it holds. Both are empty for
-    an unknown worker. `done` and `failed` count its tasks."""
+    an unknown worker. `done` and `failed` count its tasks. `seen` is when it renewed its lease last, in ms;
+    `active` are the attempts that it holds."""
 
     row: str
     held: str
     done: int
     failed: int
+    seen: str = ""
+    active: int = 0
 
 
 _REGISTER = Script[RegisterResult]("register", RegisterResult)

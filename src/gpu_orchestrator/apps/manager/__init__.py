@@ -88,6 +88,7 @@ session → outcomes → completion → response. Read the modules in this order
   events/history            the history of the cluster
 
   views                     rows of the store as response bodies
+  worker_list               workers as they are listed; what did not change is encoded once
   task_schema               request and response bodies for tasks
   schema                    the other bodies, and what all of them share
   metrics                   Prometheus metrics

@@ -52,6 +52,7 @@ from gpu_orchestrator.apps.manager.tasks.results import Results
 from gpu_orchestrator.apps.manager.tasks.retention import Bounds, Retention
 from gpu_orchestrator.apps.manager.tasks.task_logs import TaskLogs
 from gpu_orchestrator.apps.manager.tasks.waiting import Waiting
+from gpu_orchestrator.apps.manager.worker_list import WorkerList
 from gpu_orchestrator.apps.manager.workers.listener import Listener
 from gpu_orchestrator.apps.manager.workers.session_config import SessionConfig
 from gpu_orchestrator.apps.manager.workers.sessions import Sessions
@@ -120,6 +121,7 @@ class Manager:
         )
         self.admission = Admission(self.leader.submit)
         self.waiting = Waiting(store.tasks, self.registry, self.cluster, self.held_back, self._hints_of)
+        self.worker_list = WorkerList(store.workers, self.memory)
         self._device_gauges = DeviceGauges(self.memory)
         self.siblings = Siblings(deps.place, self._own_gauges) if deps.place else None
         self._background: list[asyncio.Task[None]] = []

@@ -52,15 +52,15 @@ def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> task_schema.TaskSt
     error, deaths = row.get("error"), row.get("deaths")
     return task_schema.TaskStatus(
         task_id=name,
-        status=row["state"],
+        status=(state := row["state"]),
         task_type=spec.task_type,
         model_name=spec.model_name,
         priority=spec.priority,
         attempt=int(row["attempt"]),
         assigned_worker=row.get("worker") or None,
         created_at=when(row["created"]) or "",
-        started_at=when(row.get("started")),
-        completed_at=when(row.get("finished")),
+        started_at=when(began) if (began := row.get("started")) else None,
+        completed_at=when(ended) if (ended := row.get("finished")) else None,
         duration=None if seconds is None else show_seconds(seconds),
         duration_seconds=seconds,
         progress=row.get("progress") or None,
@@ -68,7 +68,7 @@ def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> task_schema.TaskSt
         result_bytes=(size := size_of(row)),
         result_url=f"/tasks/{name}/result" if size else "",
         error=_error.decode(error) if error else None,
-        reason=wait.reason or waits_until(row) or row.get("reason", ""),
+        reason=wait.reason or (waits_until(row) if state == "scheduled" else "") or row.get("reason", ""),
         deaths=_deaths.decode(deaths) if deaths else [],
         labels=spec.labels,
         correlation_id=row.get("correlation", ""),
@@ -81,8 +81,8 @@ def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> task_schema.TaskSt
         exclusive=bool(spec.gpus) and not shared_mib,
         queue_position=wait.position,
         waits_for_worker=wait.for_worker,
-        not_before=when(row.get("not_before")),
-        expires=when(row.get("expires")),
+        not_before=when(at) if (at := row.get("not_before")) else None,
+        expires=when(at) if (at := row.get("expires")) else None,
         worker_labels=spec.worker_labels,
         pool=spec.pool,
     )
@@ -126,13 +126,10 @@ def _seconds(row: Row) -> float | None:
     return (ended - began) / 1000 if began and ended and row["state"] != "cancelled" else None
 
 
-def worker_info(row: Row, worker: WorkerState, reserved: dict[int, int]) -> schema.WorkerInfo:
-    return schema.WorkerInfo(**_worker_fields(row, worker, reserved))
-
-
 def worker_detail(row: Row, worker: WorkerState, reserved: dict[int, int]) -> schema.WorkerDetail:
     return schema.WorkerDetail(
-        **_worker_fields(row, worker, reserved),
+        **worker_fields(worker, row["state"], int(row.get("active", 0)), row.get("seen", "")),
+        gpu_info=gpus(worker, reserved),
         system_info=_system(worker.hello.system_info, rows.ram_used_mib(row)),
         task_history=_history(row),
         registered_at=when(row["registered"]) or "",
@@ -140,29 +137,33 @@ def worker_detail(row: Row, worker: WorkerState, reserved: dict[int, int]) -> sc
     )
 
 
-def status_of(row: Row, worker: WorkerState) -> str:
+def status_of(worker: WorkerState, state: str, active: int) -> str:
     """Return one word: the first thing that keeps the worker from taking tasks, or `online`."""
-    if row["state"] != "online":
-        return row["state"]
+    if state != "online":
+        return state
     if worker.draining:
         return "draining"
     if worker.cordoned:
         return "cordoned"
-    return "busy" if int(row.get("active", 0)) >= worker.hello.max_concurrent else "online"
+    return "busy" if active >= worker.hello.max_concurrent else "online"
 
 
-def _worker_fields(row: Row, worker: WorkerState, reserved: dict[int, int]) -> dict[str, Any]:
+def gpus(worker: WorkerState, reserved: dict[int, int]) -> list[schema.GpuInfo]:
     readings = {each.index: each for each in worker.readings}
+    return [
+        _gpu(each, worker, readings.get(each.index), reserved.get(each.index, 0))
+        for each in worker.hello.devices
+    ]
+
+
+def worker_fields(worker: WorkerState, state: str, active: int, seen: str) -> dict[str, Any]:
+    """Return all of a `WorkerInfo` but its GPUs."""
     return {
         "worker_id": worker.hello.name,
-        "status": status_of(row, worker),
-        "gpu_info": [
-            _gpu(each, worker, readings.get(each.index), reserved.get(each.index, 0))
-            for each in worker.hello.devices
-        ],
-        "current_tasks": int(row.get("active", 0)),
+        "status": status_of(worker, state, active),
+        "current_tasks": active,
         "max_concurrent": worker.hello.max_concurrent,
-        "last_heartbeat": when(row.get("seen")),
+        "last_heartbeat": when(seen),
         "performance_score": 1.0 if worker.score is None else worker.score,
         "labels": worker.hello.labels,
         "pool": worker.hello.pool,

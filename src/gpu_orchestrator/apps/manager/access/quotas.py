@@ -55,7 +55,7 @@ class Quotas:
 
     def most(self, owner: str) -> int | None:
         """Return how many tasks of this owner may run now; None means without limit."""
-        may = self.may(owner)
+        may = self._by_owner.get(owner) or self._default
         if may.gpu_seconds and self.used_s.get(owner, 0.0) >= may.gpu_seconds:
             return 0
         return may.running or None

@@ -44,10 +44,17 @@ from gpu_orchestrator.apps.manager.dispatch.task_table import (
     TrackedTask,
 )
 from gpu_orchestrator.apps.manager.fleet import rows
-from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy, WorkerState, node_of, request_of
+from gpu_orchestrator.apps.manager.fleet.nodes import (
+    MemoryPolicy,
+    WorkerState,
+    node_of,
+    request_of,
+    spec_and_shape,
+)
 from gpu_orchestrator.apps.manager.fleet.past_attempts import deaths_of, hints
 from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.core.answer import Refusal
+from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.engine import Engine
@@ -217,10 +224,11 @@ class Dispatcher:
         for each in new:
             if each.not_before_ms:
                 continue  # the store tells when it may begin
-            spec = task.decode(each.spec)
+            spec, shape = spec_and_shape(each.spec)
             self._update_limit(spec.tenant)
             self.tasks[each.id] = TrackedTask(spec, 0, now)
-            self._enqueue(each.id)
+            asked = Request(each.id, shape, spec.priority, spec.tenant)
+            self._events.append(events.RequestAdded(asked, now))
         self._decide()
         new_ids = {each.id for each in new}
         places = [place for place in self._places if place.request.key in new_ids]
@@ -244,20 +252,26 @@ class Dispatcher:
         known = self.tasks.get(item.id)
         if known is not None and known.attempt > item.attempt:
             return
-        spec = task.decode(item.spec)
+        spec, shape = spec_and_shape(item.spec)
         self._update_limit(spec.tenant)
         # Until its first attempt, `after` is when a scheduled task came into the queue: it must not pass the
         # others for the time that it was not there.
         since_ms = item.created_ms if item.attempt else max(item.created_ms, item.after_ms)
-        self.tasks[item.id] = TrackedTask(spec, item.attempt, since_ms / 1000, deaths_of(item.deaths))
+        since_s = since_ms / 1000
+        self.tasks[item.id] = TrackedTask(spec, item.attempt, since_s, deaths_of(item.deaths))
         if item.after_ms and item.after_ms / 1000 > self.deps.now():
             heappush(self._delayed, (item.after_ms / 1000, item.id, item.attempt))
-        else:
+        elif item.deaths:
             self._enqueue(item.id)
+        else:
+            asked = Request(item.id, shape, spec.priority, spec.tenant)
+            self._events.append(events.RequestAdded(asked, since_s))
 
     def _update_limit(self, owner: str) -> None:
         """Tell the engine how many tasks of this owner may run, if that changed."""
         most = self.deps.quotas.most(owner)
+        if owner in self._limits and self._limits[owner] == most:
+            return
         if self._limits.get(owner) != most:
             self._handle(events.LimitChanged(owner, most))
         self._limits[owner] = most

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import msgspec
 
-from gpu_orchestrator.api import session
+from gpu_orchestrator.api import session, task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.fleet.strategies import SCORE_LABEL, SLOTS
 from gpu_orchestrator.core.device import WHOLE, Device
@@ -154,15 +154,37 @@ PREFER_DEVICES = "preferIds"
 """The allocator that obeys `prefer_devices`."""
 
 
-def request_of(task: str, spec: TaskSpec, hints: Hints = NO_HINTS) -> Request:
+def request_of(name: str, spec: TaskSpec, hints: Hints = NO_HINTS) -> Request:
     """Return the task as a request. Without `memory_mib` in the spec the task gets whole devices."""
-    labels = tuple(sorted(spec.worker_labels.items())) if spec.worker_labels else ()
-    memory_mib = max(spec.memory_mib, hints.memory_mib) if spec.memory_mib else 0
-    asked = (spec.task_type, spec.gpus, memory_mib, spec.vendor, spec.pool, labels)
     if hints is NO_HINTS:  # whose hash would cost more than the rest of the call
-        return Request(task, _shape(*asked), spec.priority, spec.tenant)
+        return Request(name, plain_shape(spec), spec.priority, spec.tenant)
+    memory_mib = max(spec.memory_mib, hints.memory_mib) if spec.memory_mib else 0
     allocator = PREFER_DEVICES if hints.prefer_devices else ""
-    return Request(task, _shape(*asked, hints), spec.priority, spec.tenant, allocator=allocator)
+    shape = _shape(spec.task_type, spec.gpus, memory_mib, spec.vendor, spec.pool, _labels(spec), hints)
+    return Request(name, shape, spec.priority, spec.tenant, allocator=allocator)
+
+
+def plain_shape(spec: TaskSpec) -> Shape:
+    """Return the shape of a task of which nothing was learnt yet."""
+    return _shape(spec.task_type, spec.gpus, spec.memory_mib, spec.vendor, spec.pool, _labels(spec))
+
+
+def spec_and_shape(text: str) -> tuple[TaskSpec, Shape]:
+    """Return a stored task's spec, and its shape without hints."""
+    return _short_spec_and_shape(text) if len(text) <= task.SHORT else _spec_and_shape(text)
+
+
+def _spec_and_shape(text: str) -> tuple[TaskSpec, Shape]:
+    spec = task.decode(text)
+    return spec, plain_shape(spec)
+
+
+_short_spec_and_shape = lru_cache(maxsize=16384)(_spec_and_shape)
+"""Cached, because thousands of tasks ask for the same; see `task.decode`."""
+
+
+def _labels(spec: TaskSpec) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(spec.worker_labels.items())) if spec.worker_labels else ()
 
 
 @lru_cache(maxsize=16384)

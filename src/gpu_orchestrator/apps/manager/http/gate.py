@@ -143,7 +143,9 @@ def _route(scope: Scope, fast_path: object) -> str:
 
 def _correlation(scope: Scope) -> str:
     given = header(scope, b"x-correlation-id") or header(scope, b"x-request-id")
-    return given if given.isprintable() and 0 < len(given) <= MAX_CORRELATION_CHARS else urandom(16).hex()
+    if not given or len(given) > MAX_CORRELATION_CHARS or not given.isprintable():
+        return urandom(16).hex()
+    return given
 
 
 async def refusal(manager: Manager, error: errors.ApiError) -> Response:

@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive
+from starlette.types import Receive, Scope, Send
 
 from gpu_orchestrator.api import plain_errors
 from gpu_orchestrator.apps.manager import errors
 from gpu_orchestrator.apps.manager.http.route_auth import header, manager_of
+from gpu_orchestrator.apps.manager.http.uvicorn_tuning import WHOLE
 from gpu_orchestrator.apps.manager.schema import ErrorBody, Problem
 
 T = TypeVar("T")
@@ -28,8 +29,23 @@ class JsonResponse(Response):
         self.raw_headers = [
             (b"content-length", b"%d" % len(self.body)),
             (b"content-type", b"application/json"),
-            *((name.lower().encode("latin-1"), text.encode("latin-1")) for name, text in headers.items()),
         ]
+        if headers:
+            self.raw_headers += [
+                (k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()
+            ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if WHOLE not in scope.get("extensions", NO_HEADERS):
+            return await super().__call__(scope, receive, send)
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        await send({**start, WHOLE: self.body})
+        return None
+
+
+def _encoded(header: tuple[str, str]) -> tuple[bytes, bytes]:
+    name, text = header
+    return name.lower().encode("latin-1"), text.encode("latin-1")
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] = NO_HEADERS) -> Response:

@@ -124,7 +124,8 @@ def header(connection: asgi.Scope, name: bytes) -> str:
     known: dict[bytes, bytes] | None = connection.get(HEADERS)
     if known is None:
         known = connection[HEADERS] = dict(reversed(connection["headers"]))
-    return str(known.get(name, b""), "latin-1")
+    value = known.get(name)
+    return value.decode("latin-1") if value else ""
 
 
 def path_of(connection: asgi.Scope) -> str:

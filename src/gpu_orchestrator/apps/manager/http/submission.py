@@ -32,11 +32,11 @@ from gpu_orchestrator.apps.manager import errors, task_schema, views
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.access.limits import UNLIMITED, Allowance
 from gpu_orchestrator.apps.manager.fleet import words
-from gpu_orchestrator.apps.manager.fleet.nodes import request_of
+from gpu_orchestrator.apps.manager.fleet.nodes import plain_shape
 from gpu_orchestrator.apps.manager.http.task_wishes import pool_allowed, pool_of, times_of
 from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.core.answer import Refusal
-from gpu_orchestrator.core.request import Request, Shape
+from gpu_orchestrator.core.request import Shape
 
 MAX_RETRY_AFTER_S = 60.0
 """The longest `Retry-After` for a full queue: there may be room sooner than estimated."""
@@ -56,7 +56,7 @@ async def accept(
     """Store all of these tasks, or store none and raise the error that says why."""
     specs = [_spec(manager, each, key) for each in requests]
     if len(specs) == 1:
-        await _check(manager, 0, specs[0], request_of("", specs[0]))
+        await _check(manager, 0, specs[0], plain_shape(specs[0]))
     else:
         await _check_all(manager, specs)
     now_s = time()
@@ -288,14 +288,14 @@ async def _check_all(manager: Manager, specs: Sequence[TaskSpec]) -> None:
     """Raise an error for the first task that no worker can ever take. A batch mostly asks for few shapes."""
     checked: set[Shape] = set()
     for number, spec in enumerate(specs):
-        wanted = request_of("", spec)
-        if wanted.shape not in checked:
-            checked.add(wanted.shape)
-            await _check(manager, number, spec, wanted)
+        shape = plain_shape(spec)
+        if shape not in checked:
+            checked.add(shape)
+            await _check(manager, number, spec, shape)
 
 
-async def _check(manager: Manager, number: int, spec: TaskSpec, wanted: Request) -> None:
-    refusal = await manager.overview.never_fits(wanted.shape, manager.registry.policy_of(wanted))
+async def _check(manager: Manager, number: int, spec: TaskSpec, shape: Shape) -> None:
+    refusal = await manager.overview.never_fits(shape, manager.registry.policy())
     if refusal is None:
         return
     types = manager.overview.task_types()

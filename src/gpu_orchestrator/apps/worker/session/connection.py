@@ -3,6 +3,8 @@
 import asyncio
 import os
 from collections.abc import Callable
+from itertools import count
+from typing import get_args
 
 import aiohttp
 
@@ -16,6 +18,8 @@ SHORT_CONNECT_S = 2.0
 STARTED_DELAY_S = 0.02
 """A `Started` waits this long for the outcome, so that both share a frame: most short tasks cost one."""
 DATA_TYPES = (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT)
+END_TYPES = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED)
+OUTCOMES = frozenset(get_args(session.Outcome))
 
 
 class NotWanted(Exception):
@@ -30,7 +34,9 @@ class Connection:
     def __init__(self, token: str, receive: Callable[[session.ToWorker], None]) -> None:
         self._receive = receive
         self._headers = {"Authorization": f"Bearer {token}"}
-        self._outbox: list[session.Message] = []
+        self._outbox: dict[tuple[str, int] | int, session.Message] = {}
+        """Messages in the order in which they are sent: a `Started` by its attempt, others by a number."""
+        self._numbers = count()
         self._link = FrameLink()
         self.heard_at = 0.0
         """When the last frame arrived, by `clock.elapsed_s()`."""
@@ -43,14 +49,19 @@ class Connection:
     def send(self, message: session.Message) -> None:
         """Queue a message, or drop it while the manager has not answered `Hello`: on `Welcome` the agent
         sends again all that must not be lost."""
-        if self._is_answered:
-            self._outbox.append(message)
-            if not isinstance(message, session.Started):
-                self._wake.set()
-            elif self._started_timer is None:
+        if not self._is_answered:
+            return
+        if isinstance(message, session.Started):
+            self._outbox[message.task, message.attempt] = message
+            if self._started_timer is None:
                 self._started_timer = asyncio.get_running_loop().call_later(
                     STARTED_DELAY_S, self._send_started
                 )
+            return
+        if type(message) in OUTCOMES:  # then nobody needs to hear that it has begun
+            self._outbox.pop((message.task, message.attempt), None)  # type: ignore[attr-defined]
+        self._outbox[next(self._numbers)] = message
+        self._wake.set()
 
     async def run(
         self,
@@ -99,9 +110,12 @@ class Connection:
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         async with asyncio.timeout(ANSWER_S) as timeout:
-            async for message in socket:
+            is_first = True
+            while (message := await socket.receive()).type not in END_TYPES:
                 if message.type in DATA_TYPES:
-                    timeout.reschedule(None)
+                    if is_first:
+                        timeout.reschedule(None)
+                        is_first = False
                     self._is_answered = not socket.closed
                     self._received(message.data)
 
@@ -127,9 +141,9 @@ class Connection:
     async def _flush(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             if self._outbox:
-                messages, self._outbox = _without_superseded(self._outbox), []
-                for each in messages:
+                for each in self._outbox.values():
                     self._link.put(each)
+                self._outbox.clear()
             if (frame := self._link.next(elapsed_s())) is None:
                 return
             await socket.send_bytes(frame)
@@ -164,11 +178,3 @@ def words(error: Exception) -> str:
 
 def _server(url: str) -> str:
     return url.partition("/workers/")[0]
-
-
-def _without_superseded(messages: list[session.Message]) -> list[session.Message]:
-    """Drop the `Started` of each attempt whose outcome is in the same batch."""
-    ended = {(m.task, m.attempt) for m in messages if isinstance(m, session.Outcome)}
-    if not ended:
-        return messages
-    return [m for m in messages if not (isinstance(m, session.Started) and (m.task, m.attempt) in ended)]

@@ -83,14 +83,9 @@ async def page(
     """List all workers. `gpu_type` matches any part of a device's model name."""
     manager = manager_of(request)
     names = sorted((await manager.store.tasks.counts()).workers)
-    found = [
-        views.worker_info(row, worker := rows.worker_state_of(row), _reserved(manager, worker, each))
-        async for part in manager.store.workers.holding(names)
-        for row, each in part
-        if "spec" in row
-    ]
-    online = sum(each.status not in ("offline", "suspect") for each in found)
-    chosen = [each for each in found if _matches(each, status, gpu_type)]
+    found = await manager.worker_list.shown(names)
+    online = sum(each.status not in ("offline", "suspect") for each, _ in found)
+    chosen = [each for each, worker in found if _matches(each, worker, status, gpu_type)]
     return json_response(
         schema.WorkerPage(workers=chosen, total=len(found), online=online, offline=len(found) - online)
     )
@@ -203,9 +198,10 @@ def _reserved(manager: Manager, worker: WorkerState, holding: HeldRow) -> dict[i
     return rows.reserved_mib(worker, manager.memory, (place for _, place in holding.placements() if place))
 
 
-def _matches(worker: schema.WorkerInfo, status: str, gpu_type: str) -> bool:
-    of_type = not gpu_type or any(gpu_type.lower() in gpu.model.lower() for gpu in worker.gpu_info)
-    return of_type and status in ("", worker.status)
+def _matches(info: schema.WorkerInfo, worker: WorkerState, status: str, gpu_type: str) -> bool:
+    models = (device.model.lower() for device in worker.hello.devices)
+    of_type = not gpu_type or any(gpu_type.lower() in model for model in models)
+    return of_type and status in ("", info.status)
 
 
 def _no_worker(worker_id: str) -> errors.NotFound:
