@@ -70,6 +70,7 @@ class Site:
     def _on_told(self) -> None:
         assert self.daemons.report is not None
         self.written = self.daemons.report.folders
+        self.daemons.check()  # as the agent does when it has written
         self.told.set()
 
     @asynccontextmanager
