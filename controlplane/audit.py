@@ -34,7 +34,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
+    """The requests that are logged behind the first `start` bytes of the file."""
+
     file: Path
+    start: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.file.stat().st_size if self.file.exists() else 0
 
     def entries(self, naming: str = "") -> Iterator[Entry]:
         """Yield every finished request so far whose line has this text, such as a user or a namespace: only
@@ -43,6 +50,7 @@ class Audit:
             return
         text = naming.encode()
         with self.file.open("rb") as lines:
+            lines.seek(self.start)
             for line in lines:
                 if not line.endswith(b"\n"):
                     return  # the server is still writing this line

@@ -14,13 +14,13 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from controlplane import audit, commands, kubeconfig, nodes
+from controlplane import audit, commands, etcd, kubeconfig, nodes
 from controlplane.api import Api, Json
 from controlplane.errors import ClusterError
 from controlplane.guard import Guard
@@ -47,6 +47,7 @@ class Cluster:
     toolbox: Toolbox
     _real_nodes: list[RealNode] = field(default_factory=list, repr=False)
     _users: dict[tuple[str, ...], Path] = field(default_factory=dict)
+    _audit_from: int = 0
 
     @classmethod
     def start(
@@ -126,7 +127,7 @@ class Cluster:
 
     @property
     def audit(self) -> audit.Audit:
-        return audit.Audit(self.folder / "audit.log")
+        return audit.Audit(self.folder / "audit.log", self._audit_from)
 
     @property
     def memory_mb(self) -> float:
@@ -201,7 +202,26 @@ class Cluster:
     def compact(self) -> None:
         """Compact etcd's history up to now, so that the API server answers 410 Gone to older
         resourceVersions."""
-        commands.compact_etcd(self.folder)
+        etcd.compact(self.folder)
+
+    def contents(self) -> frozenset[bytes]:
+        """Return what etcd holds now, as `empty` takes it."""
+        return frozenset(etcd.keys(self.folder))
+
+    def empty(self, kept: Collection[bytes], seen_by: Sequence[str]) -> None:
+        """Remove every object that is not among the `kept` contents, whatever holds it up, and let the audit
+        log begin here. Wait until the API server, too, lists nothing any more at the paths `seen_by`."""
+        etcd.remove_others(self.folder, kept)
+        self._audit_from = self.audit.size
+        for path in seen_by:
+            self._wait_none_listed(path)
+
+    def _wait_none_listed(self, path: str, timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while left := [each["metadata"]["name"] for each in self.api.request("GET", path)["items"]]:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{path} still lists {len(left)} objects, among them {left[0]}")
+            time.sleep(0.05)
 
 
 def free_port() -> int:

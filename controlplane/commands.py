@@ -4,22 +4,19 @@ All paths are inside the cluster's folder, which is also every part's working di
 unix socket there, so only this user can reach it, and it needs no port that another process could take.
 """
 
-import http.client
-import json
 import shutil
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from controlplane import audit
+from controlplane.etcd import SOCKET as ETCD_SOCKET
 
 if TYPE_CHECKING:
     from controlplane.cluster import Cluster
 
 HERE = Path(__file__).parent
-ETCD_SOCKET = "etcd.sock:0"  # etcd requires a port after the name
 SERVICE_CIDR = "10.0.0.0/24"
 
 Command = Sequence[str | Path]
@@ -151,18 +148,3 @@ def _as_user(cluster: "Cluster", user: str) -> list[str]:
         "--kube-api-qps=5000",
         "--kube-api-burst=5000",
     ]
-
-
-def compact_etcd(folder: Path) -> None:
-    revision = _etcd(folder, "/v3/kv/range", {"key": "AA=="})["header"]["revision"]
-    _etcd(folder, "/v3/kv/compaction", {"revision": revision, "physical": True})
-
-
-def _etcd(folder: Path, path: str, body: dict[str, object]) -> dict[str, dict[str, str]]:
-    connection = http.client.HTTPConnection("etcd")
-    connection.sock = socket.socket(socket.AF_UNIX)
-    with connection.sock as sock:
-        sock.connect(str(folder / ETCD_SOCKET))
-        connection.request("POST", path, json.dumps(body))
-        answer: dict[str, dict[str, str]] = json.loads(connection.getresponse().read())
-    return answer

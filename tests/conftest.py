@@ -12,7 +12,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from hypothesis import settings
@@ -22,7 +21,7 @@ from controlplane.guard import Guard
 from controlplane.realnode import machine
 from controlplane.realnode.node import RealNode
 from controlplane.toolbox import Toolbox
-from tests.support import side_by_side
+from tests.support import namespaces, side_by_side
 from tests.support.resume_ledger import Ledger
 from tests.support.scale import Scale
 from tests.support.summary import FIGURE, Summary
@@ -150,7 +149,5 @@ def real_node(request: pytest.FixtureRequest) -> Iterator[RealNode]:
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A fresh namespace in the shared cluster."""
-    name = f"test-{uuid4().hex[:8]}"
-    cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    yield name
-    cluster.api.request("DELETE", f"/api/v1/namespaces/{name}")
+    with namespaces.fresh(cluster) as name:
+        yield name

@@ -139,30 +139,47 @@ def test_killed_etcd_restarts_with_its_data(second: Cluster) -> None:
     assert second.api.request("GET", f"{path}/by-etcd")["metadata"]["name"] == "by-etcd"
 
 
-def test_paused_part_does_nothing_until_resumed(new_cluster: NewCluster) -> None:
-    cluster = new_cluster(parts=OPTIONAL)
+def test_paused_part_does_nothing_until_resumed(cluster: Cluster) -> None:
     cluster.parts["kwok"].pause()
-    names = cluster.gpu_nodes(1, wait=False)
-    with pytest.raises(ClusterError, match="1 nodes not Ready after 1 s, among them gpu-node-0"):
-        cluster.wait_nodes_ready(names, timeout_s=1)
-    cluster.parts["kwok"].resume()
+    try:
+        names = cluster.gpu_nodes(1, prefix="paused", wait=False)
+        with pytest.raises(ClusterError, match="1 nodes not Ready after 1 s, among them paused-0"):
+            cluster.wait_nodes_ready(names, timeout_s=1)
+    finally:
+        cluster.parts["kwok"].resume()
     cluster.wait_nodes_ready(names)
 
 
-def test_close_ends_all_parts_though_one_ended_before(new_cluster: NewCluster) -> None:
-    cluster = new_cluster()
-    os.kill(cluster.parts["etcd"].pid, signal.SIGKILL)
-    assert eventually(lambda: not cluster.parts["etcd"].is_running, within_s=60)
-    cluster.close()
-    assert not cluster.folder.exists()
-    assert not watchdog.marked(cluster.guard.mark)
+def test_emptied_cluster_has_what_it_had(second: Cluster) -> None:
+    """Finalizers hold nothing up, and what the API server needs itself is kept."""
+    spaces, maps = "/api/v1/namespaces", "/api/v1/namespaces/{}/configmaps"
+    second.api.request("POST", maps.format("default"), {"metadata": {"name": "kept"}})
+    before = second.contents()
+    second.api.request("POST", spaces, {"metadata": {"name": "held"}})
+    held = {"metadata": {"name": "held", "finalizers": ["tests/nobody-removes-it"]}}
+    for space in ("held", "default"):
+        second.api.request("POST", maps.format(space), held)
+    second.empty(before, [maps.format("held")])
+    after = second.contents()
+    assert before <= after
+    assert not [key for key in after if b"held" in key]
+    left = second.api.request("GET", maps.format("default"))["items"]
+    assert "kept" in {each["metadata"]["name"] for each in left}
+    assert "held" not in {
+        each["metadata"]["name"] for each in [*left, *second.api.request("GET", spaces)["items"]]
+    }
+    assert not second.audit.requests()["admin", "create", "configmaps"]
 
 
-def test_process_with_the_clusters_environment_ends_with_it(new_cluster: NewCluster) -> None:
+def test_close_ends_all_that_has_its_mark_though_a_part_ended_before(new_cluster: NewCluster) -> None:
     cluster = new_cluster()
     with subprocess.Popen(["sleep", "60"], env={**os.environ, **cluster.environment}) as sleeper:
+        os.kill(cluster.parts["etcd"].pid, signal.SIGKILL)
+        assert eventually(lambda: not cluster.parts["etcd"].is_running, within_s=60)
         cluster.close()
         assert sleeper.wait(timeout=30) == -signal.SIGKILL
+    assert not cluster.folder.exists()
+    assert not watchdog.marked(cluster.guard.mark)
 
 
 @pytest.mark.parametrize("limit", [32_768, 1024, 10_500])
@@ -193,8 +210,8 @@ def test_audit_log_counts_requests_by_user_and_verb(second: Cluster) -> None:
 
 OWNER = """
 import sys
-from controlplane.cluster import OPTIONAL, Cluster
-cluster = Cluster.start(parts=OPTIONAL)
+from controlplane.cluster import Cluster
+cluster = Cluster.start(parts=["kwok"])
 print(cluster.guard.mark, flush=True)
 print(cluster.folder, flush=True)
 sys.stdin.read()
@@ -208,21 +225,31 @@ def test_killed_owner_leaves_no_process(toolbox: object) -> None:
     assert owner.stdout is not None
     mark = owner.stdout.readline().strip()
     folder = Path(owner.stdout.readline().strip())
-    assert eventually(lambda: len(watchdog.marked(mark)) == 5, within_s=60)  # the last part has just started
+    assert eventually(lambda: len(watchdog.marked(mark)) == 3, within_s=60)  # the last part has just started
     os.kill(owner.pid, signal.SIGKILL)
     owner.communicate()
     assert eventually(lambda: not watchdog.marked(mark) and not folder.exists(), within_s=60)
 
 
+@pytest.mark.real
 def test_many_nodes_become_ready(
-    new_cluster: NewCluster, scale: Scale, figure: Callable[[str], None]
+    request: pytest.FixtureRequest, scale: Scale, figure: Callable[[str], None]
 ) -> None:
-    cluster = new_cluster(parts=OPTIONAL)
+    cluster: Cluster = request.getfixturevalue(scale(test="cluster", accept="full_cluster"))
     started = time.monotonic()
     count = scale(test=60, accept=1000)
-    names = cluster.gpu_nodes(count, wait=False)
+    names = cluster.gpu_nodes(count, prefix="many", wait=False)
     cluster.wait_nodes_ready(names, timeout_s=120)
     figure(f"{count} nodes Ready after {time.monotonic() - started:.1f} s, {cluster.memory_mb:.0f} MB in all")
+    cluster.api.in_parallel(
+        lambda each: cluster.api.request("DELETE", each["path"]),
+        [{"path": f"/api/v1/nodes/{name}"} for name in names],
+    )
+
+
+@pytest.fixture
+def full_cluster(new_cluster: NewCluster) -> Cluster:
+    return new_cluster(parts=OPTIONAL)
 
 
 def test_unknown_part_is_an_error() -> None:

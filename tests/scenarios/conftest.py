@@ -16,9 +16,9 @@ from controlplane.cluster import OPTIONAL, Cluster
 from controlplane.process import Process
 from controlplane.toolbox import Toolbox
 from gpu_orchestrator.api import names
-from tests.conftest import NewCluster
 from tests.support import installation
 from tests.support import scheduler_stage as stages
+from tests.support.bare_clusters import Lender
 from tests.support.operator_process import ACCOUNT, SYSTEM, Operator, Site
 from tests.support.scale import Scale
 from tests.support.scheduler_stage import Stage
@@ -143,21 +143,27 @@ def close_unless_open(request: pytest.FixtureRequest, stage: Stage) -> None:
         stage.closed = True
 
 
+@pytest.fixture(scope="package")
+def bare_clusters(toolbox: Toolbox, scale: Scale) -> Iterator[Lender]:
+    """Lend clusters of only an API server and etcd. `make accept` fills them too full to be emptied."""
+    made = Lender(toolbox, fresh=scale(test=False, accept=True))
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def new_bare_stage(
-    request: pytest.FixtureRequest, new_cluster: NewCluster, tmp_path: Path
+    request: pytest.FixtureRequest, bare_clusters: Lender, tmp_path: Path
 ) -> Iterator[Callable[[], Stage]]:
-    """Return `new_bare_stage()`, which starts a cluster of only an API server and etcd, for races, crashes
+    """Return `new_bare_stage()`, which takes a cluster of only an API server and etcd, for races, crashes
     and large numbers: bound pods stay as they are."""
     with ExitStack() as stack:
 
         def make() -> Stage:
-            cluster = new_cluster(parts=(), node_lifecycle=False)
-            stages.install(cluster)
-            cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "race"}})
-            installation.install(cluster, installation.ONLY_CLOSED, without=("webhook",))
+            cluster, space = stack.enter_context(bare_clusters.lend()), f"race-{uuid4().hex[:6]}"
+            cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": space}})
             account = cluster.service_account_kubeconfig(SYSTEM, names.SCHEDULER)
-            made = Stage(cluster, "race", Path(mkdtemp(dir=tmp_path)), static=True, account=account)
+            made = Stage(cluster, space, Path(mkdtemp(dir=tmp_path)), static=True, account=account)
             close_unless_open(request, made)
             stack.callback(lambda: _close(made))
             return made

@@ -211,7 +211,7 @@ def refused(cluster: Cluster) -> list[str]:
     return [
         f"{each.user.removeprefix(PREFIX)}: {each.verb} {each.resource} {each.namespace}/{each.name}: "
         f"{each.why[:300]}"
-        for each in cluster.audit.entries()
+        for each in cluster.audit.entries(PREFIX)
         if each.user.startswith(PREFIX) and (each.is_forbidden or "denied request" in each.why)
         if each.resource != "deployments" and not each.is_dry_run
     ]

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from controlplane.api import ApiError
 from controlplane.cluster import Cluster, free_port
-from tests.support import quotas
+from tests.support import namespaces, quotas
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S, pause_s
 from tests.support.tracebacks import tracebacks
@@ -150,7 +150,7 @@ class Site:
             self.delete_node(name)
         for path in self._outside:
             self.request("DELETE", path)
-        self.request("DELETE", f"/api/v1/namespaces/{self.namespace}")
+        namespaces.clear(self.cluster, self.namespace)
 
     def _let_go(self, name: str) -> None:
         with suppress(ApiError):  # it may be deleted meanwhile

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 from controlplane.cluster import OPTIONAL, Cluster
 from controlplane.toolbox import Toolbox
-from tests.support import agent_fleet
+from tests.support import agent_fleet, namespaces
 from tests.support.agent_fleet import Fleet
 from tests.support.scheduler_stage import Stage
 
@@ -29,9 +28,7 @@ def fleet(agent_cluster: Cluster, tmp_path: Path) -> Iterator[Fleet]:
 @pytest.fixture
 def agent_stage(agent_cluster: Cluster, tmp_path: Path) -> Iterator[Stage]:
     """A namespace for pods, and nodes of its own; device leases are where the agents look for them."""
-    name = f"test-{uuid4().hex[:8]}"
-    agent_cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-    made = Stage(agent_cluster, name, tmp_path)
-    yield made
-    made.close()
-    agent_cluster.api.request("DELETE", f"/api/v1/namespaces/{name}")
+    with namespaces.fresh(agent_cluster) as name:
+        made = Stage(agent_cluster, name, tmp_path)
+        yield made
+        made.close()
