@@ -1,6 +1,6 @@
-"""Which server the commands talk to, and with which key.
+"""Which server a client talks to, and with which key. The commands and `Client` ask this.
 
-In this order: the command line; GPU_ORCHESTRATOR_URL, API_KEY and API_KEY_FILE (also from `.env`); what
+In this order: what is given; GPU_ORCHESTRATOR_URL, API_KEY and API_KEY_FILE (also from `.env`); what
 `login` stored; what `up` left in its data directory. A stored key is for the server it was stored with: no
 other server receives it. Settings of the server are not judged here.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gpu_orchestrator.cli.options import Server
+from gpu_orchestrator.client.errors import BadPlace
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 CLIENT = "client.json"
@@ -20,8 +20,19 @@ DEFAULT = "the default address"
 DATA_DIR = "~/.local/share/gpu-orchestrator"
 
 
-class BadPlace(Exception):
-    """The address or the key cannot be used; the message is for the user."""
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a caller says about the server. `url_name` and `key_name` are what messages call its parts."""
+
+    url: str = ""
+    key: str = ""
+    key_file: Path | None = None
+    ca: str = ""
+    url_name: str = "url"
+    key_name: str = "key_file"
+
+
+NOTHING = Given()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +64,14 @@ class Stored:
         return f"{self.path}, as `up` left it" if self.is_ups else f"{self.path}, as `login` stored it"
 
 
-def find(given: Server, environ: Mapping[str, str] | None = None, env_file: Path = Path(".env")) -> Place:
+def find(
+    given: Given = NOTHING, environ: Mapping[str, str] | None = None, env_file: Path = Path(".env")
+) -> Place:
     """Return the server to ask."""
     environ = {**env_values(env_file), **(os.environ if environ is None else environ)}
     stored = _stored(environ)
     asked = given.url or environ.get("GPU_ORCHESTRATOR_URL", "")
-    url = checked(asked, "--url" if given.url else "GPU_ORCHESTRATOR_URL") if asked else ""
+    url = checked(asked, given.url_name if given.url else "GPU_ORCHESTRATOR_URL") if asked else ""
     match = next((each for each in stored if url in ("", each.url)), None)
     key, key_found = _key(given, environ)
     if match and not key:
@@ -66,7 +79,7 @@ def find(given: Server, environ: Mapping[str, str] | None = None, env_file: Path
     if match and not url:
         found = match.source
     else:
-        found = "--url" if given.url else "GPU_ORCHESTRATOR_URL" if url else DEFAULT
+        found = given.url_name if given.url else "GPU_ORCHESTRATOR_URL" if url else DEFAULT
     return Place(
         url=url or (match.url if match else DEFAULT_URL),
         key=key,
@@ -129,9 +142,11 @@ def checked_key(key: str, name: str) -> str:
     return key
 
 
-def _key(given: Server, environ: Mapping[str, str]) -> tuple[str, str]:
+def _key(given: Given, environ: Mapping[str, str]) -> tuple[str, str]:
+    if given.key:
+        return checked_key(given.key, "key"), "key"
     if given.key_file:
-        return read_key(given.key_file, "--key-file"), f"--key-file {given.key_file}"
+        return read_key(given.key_file, given.key_name), f"{given.key_name} {given.key_file}"
     if key := environ.get("API_KEY", "").strip():
         return checked_key(key, "API_KEY"), "API_KEY"
     if file := environ.get("API_KEY_FILE", ""):
