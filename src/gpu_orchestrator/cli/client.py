@@ -5,7 +5,6 @@ It uses the standard library: the usual command is one short request, and should
 
 import http.client
 import json
-import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +17,10 @@ from gpu_orchestrator.cli import output, where
 from gpu_orchestrator.cli.options import Server
 from gpu_orchestrator.cli.refusals import in_words
 from gpu_orchestrator.cli.where import BadPlace, Place
+from gpu_orchestrator.client import dial
+from gpu_orchestrator.client.server_sent import Parser
 
 PREFIX = "/api/v1"
-CONNECT_S = 5.0
 ANSWER_S = 60.0
 SILENCE_S = 60.0
 """The server sends a sign of life on streams more often than this."""
@@ -158,34 +158,15 @@ def _answer(
 
 
 def _connection(place: Place) -> http.client.HTTPConnection:
-    parts = urlsplit(place.url)
-    host = parts.hostname or ""
-    if parts.scheme == "http":
-        return http.client.HTTPConnection(host, parts.port or 80, timeout=CONNECT_S)
-    from gpu_orchestrator.adapters import tls
-
     try:
-        trust = tls.client(place.ca)
-    except tls.BadCertificate as error:
+        return dial.connection(place)
+    except BadPlace as error:
         raise CannotAsk(str(error)) from error
-    return http.client.HTTPSConnection(host, parts.port or 443, timeout=CONNECT_S, context=trust)
 
 
 def _silence(error: Exception, place: Place, answer_s: float) -> str:
-    match error:
-        case socket.gaierror():
-            why = f"the name {urlsplit(place.url).hostname} is not known"
-        case TimeoutError():
-            why = f"no answer within {answer_s:g} s"
-        case ssl.SSLError():
-            why = "it does not speak TLS; is it http://?"
-        case http.client.HTTPException() | UnicodeError():
-            why = "what answers there is something else; is it https://?"
-        case OSError():
-            why = (error.strerror or str(error) or type(error).__name__).lower()
-        case _:
-            why = str(error)
     start = "start one with `gpu-orchestrator up`, or " if place.found != "--url" else ""
+    why = dial.silence(error, place.url, answer_s)
     return (
         f"no cluster manager answers at {place.url} ({why}); {start}name another with --url or "
         "`gpu-orchestrator login URL`"
@@ -211,19 +192,10 @@ def _is_error(answer: Any) -> bool:
 
 def _events(answer: http.client.HTTPResponse) -> Iterator[Event]:
     """Yield the events of one connection until it ends."""
-    name, data, number = "", "", ""
+    parser = Parser()
     while line := answer.readline():
-        field, _, value = line.decode(errors="replace").rstrip("\r\n").partition(":")
-        value = value.removeprefix(" ")
-        if field == "id":
-            number = value
-        elif field == "event":
-            name = value
-        elif field == "data":
-            data += value
-        elif not field and not value and line.strip() == b"":
-            if data or name:
-                yield Event(number, name, json.loads(data or "null"))
-            elif number:
-                yield Event(number, "", None)  # where the stream begins
-            name, data = "", ""
+        for sent in parser.feed(line):
+            if sent.name or sent.data:
+                yield Event(sent.id, sent.name, json.loads(sent.data or "null"))
+            else:
+                yield Event(sent.id, "", None)  # where the stream begins

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,8 @@ LAST_BYTES = 16_384
 
 
 class OwnWorker:
-    def __init__(self, host: Host, *, simulate: str, max_concurrent: int) -> None:
+    def __init__(self, host: Host, *, simulate: str, max_concurrent: int, apps: Sequence[str] = ()) -> None:
+        self._apps = apps
         self._host, self._simulate, self._max_concurrent = host, simulate, max_concurrent
         self.name = name_of(socket.gethostname())
         self._log = Path(host.settings.data_dir) / LOG
@@ -96,6 +98,7 @@ class OwnWorker:
                 *("--drain-s", f"{DRAIN_S:g}", "--max-concurrent", str(self._max_concurrent)),
                 *("--simulation", str(folder / "gpus")),
                 *(("--simulate", self._simulate) if self._simulate else ()),
+                *(word for app in self._apps for word in ("--app", app)),
                 *(("--v", "1") if host.settings.log_level == "DEBUG" else ()),
                 env=self._environment(),
                 stdin=asyncio.subprocess.DEVNULL,

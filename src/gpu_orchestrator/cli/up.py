@@ -15,6 +15,7 @@ def up(
     port: Annotated[int | None, Parameter(converter=whole)] = None,
     host: str | None = None,
     data: Path | None = None,
+    app: tuple[str, ...] = (),
     max_concurrent: Annotated[
         int | None, Parameter(env_var="MAX_CONCURRENT_TASKS", converter=whole, show_default=False)
     ] = None,
@@ -32,6 +33,9 @@ def up(
         The address to listen on; 127.0.0.1 by default.
     data
         The folder for the store and the keys; ~/.local/share/gpu-orchestrator by default.
+    app
+        A module whose `@task` functions the worker runs. The module is installed, or in the current folder.
+        May be repeated.
     max_concurrent
         How many tasks the worker may run at once; by default as many as there are GPUs, at least 8.
     quiet
@@ -42,5 +46,5 @@ def up(
     from gpu_orchestrator.cli import local
 
     given = {"api_host": host, "api_port": port, "data_dir": str(data) if data else None}
-    asked = local.Asked(simulate, max_concurrent, quiet)
+    asked = local.Asked(simulate, max_concurrent, quiet, app)
     sys.exit(uvloop.run(local.up(given, asked)))

@@ -36,6 +36,7 @@ def run(
     label: tuple[str, ...] = (),
     pool: str = "",
     function: tuple[str, ...] = (),
+    app: tuple[str, ...] = (),
     upstream: tuple[str, ...] = (),
     upstream_header: Annotated[tuple[str, ...], Parameter(metavar="NAME=FILE")] = (),
     allow_command: bool = False,
@@ -76,6 +77,9 @@ def run(
     function
         `name=module:function`, a function that tasks of type `python` may call. The module is installed, or
         in the current folder. May be repeated.
+    app
+        A module whose `@task` functions this worker runs, each a task type `module.function`. The module is
+        installed, or in the current folder. May be repeated.
     upstream
         `name=URL`, a server that tasks of type `http` may call. May be repeated.
     upstream_header
@@ -142,6 +146,7 @@ def run(
                     _pairs("upstream", upstream),
                     _headers(_pairs("upstream-header", upstream_header)),
                     allow_command,
+                    importable.tasks_of(app, user),
                 ),
                 sharing=sharing,
                 drain_s=drain_s,

@@ -73,3 +73,51 @@ def test_current_folder_is_searched_last(folder: Path, monkeypatch: pytest.Monke
     environment.add_current_folder()
     environment.add_current_folder()
     assert sys.path == ["/somewhere", str(folder)]
+
+
+TASKS = """
+from gpu_orchestrator import task
+from other import imported
+
+@task
+def train(epochs: int) -> int: ...
+
+@task(name="my.name")
+def named() -> None: ...
+"""
+OTHER = "from gpu_orchestrator import task\n@task\ndef imported() -> None: ..."
+
+
+def test_tasks_of_a_module_are_found_without_importing_it_here(folder: Path) -> None:
+    (folder / "tasks.py").write_text(TASKS)
+    (folder / "other.py").write_text(OTHER)
+    assert importable.tasks_of(["tasks"]) == {
+        "tasks.train": "tasks:train",
+        "my.name": "tasks:named",
+        "other.imported": "tasks:imported",
+    }
+    assert "tasks" not in sys.modules
+    assert set(importable.tasks_of(["tasks", "other"])) == {"tasks.train", "my.name", "other.imported"}
+    assert importable.tasks_of([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (
+            "import nomod",
+            "--app app cannot be imported: ModuleNotFoundError: No module named 'nomod'; install",
+        ),
+        ("raise RuntimeError('no GPU')", "--app app cannot be imported: RuntimeError: no GPU"),
+        ("def train(): ...", "--app app has no task; decorate its functions with @gpu_orchestrator.task"),
+        (
+            "from gpu_orchestrator import task\n@task(name='echo')\ndef echo() -> None: ...",
+            "--app app has a task with the name of another task type, echo; give it another name",
+        ),
+    ],
+)
+def test_module_without_usable_tasks_is_an_error(folder: Path, code: str, why: str) -> None:
+    (folder / "app.py").write_text(code)
+    with pytest.raises(BadSettings) as caught:
+        importable.tasks_of(["app"])
+    assert str(caught.value).startswith(why)

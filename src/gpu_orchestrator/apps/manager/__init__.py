@@ -21,6 +21,7 @@ session → outcomes → completion → response. Read the modules in this order
   http/responses            reads bodies, makes JSON responses
   http/submission           checks a request, builds task specs, refuses what can never fit
   http/task_wishes          when and where a task may run: not_before, expires, pool
+  http/wait_stream          tells a client of many tasks as they end
   http/routes/logs          shows the log of a task
   http/log_stream           sends a log to a client that follows it
   http/routes/results       sends the result of a task, however large

@@ -6,7 +6,7 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
@@ -237,6 +237,18 @@ class Manager:
         if row["state"] in task.FINAL:
             await self.store.database.durable(history, int(row.get("finished", 0)))
         return row
+
+    async def durable_rows(self, names: Sequence[str]) -> list[Row | None]:
+        """Return the rows of many tasks, results only of those that have ended; None for a missing task."""
+        history = await self.store.database.begin()
+        rows = await self.store.tasks.fetch(names)
+        ended = [at for at, row in enumerate(rows) if row and row["state"] in task.FINAL]
+        whole = await self.store.tasks.fetch([names[at] for at in ended], results=True)
+        for at, row in zip(ended, whole, strict=True):
+            rows[at] = row
+        if latest := max((int(row.get("finished", 0)) for row in whole if row), default=0):
+            await self.store.database.durable(history, latest)
+        return rows
 
     async def held_back(self, owner: str) -> str:
         """Return why no task of this owner may start now; empty if one may."""

@@ -191,6 +191,12 @@ class TaskSelection(Body, frozen=True):
     all: bool = False
 
 
+class TaskWait(Body, frozen=True):
+    """The tasks to wait for, by their whole ids."""
+
+    task_ids: Annotated[list[Name], Meta(min_length=1, max_length=10_000)]
+
+
 class TaskOutcome(Answer, frozen=True):
     """`status` is the task's status afterwards, empty if it is not known. `error` says why nothing was done;
     empty if it was."""

@@ -28,10 +28,11 @@ back the same way until the manager acknowledges it. Read the modules in this or
   transcript                what one attempt prints, as lines for its log and as progress
   frames                    the messages between agent and runner
   handlers/find             the handler of each task type
-  handlers/importable       checks at start that registered functions can be imported
+  handlers/importable       checks at start that registered functions can be imported, finds tasks of modules
   handlers/echo             task type `echo`: returns its parameters
   handlers/sleep            task type `sleep`: waits
   handlers/vram             task type `vram`: allocates, fills, checks and frees device memory
+  handlers/function         task types of `--app`: functions that are decorated with `@task`
   handlers/python           task type `python`: calls a function that the operator registered
   handlers/http             task type `http`: forwards the task to a server beside the worker
   handlers/command          task type `command`: runs a program; off by default

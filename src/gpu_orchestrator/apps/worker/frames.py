@@ -17,12 +17,14 @@ class Frame(msgspec.Struct, frozen=True, tag_field="type", tag=True, omit_defaul
 
 class Options(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the operator of this worker allows: `name -> module:function`, `name -> URL`, and any command.
-    `upstream_headers` are sent to the upstream of that name with every request; they may hold its key."""
+    `tasks` are functions of the operator's own modules, `task type -> module:task`. `upstream_headers` are
+    sent to the upstream of that name with every request; they may hold its key."""
 
     functions: dict[str, str] = {}
     upstreams: dict[str, str] = {}
     upstream_headers: dict[str, dict[str, str]] = {}
     allow_command: bool = False
+    tasks: dict[str, str] = {}
 
 
 # --- from the agent ----------------------------------------------------------------------------------------

@@ -157,3 +157,11 @@ def test_task_that_no_worker_can_ever_take_is_told_what_helps(
     refusal = refused(spec, *workers)
     assert words.why_it_waits(refusal) == words.message(refusal) + advice
     assert words.needs_another_worker(refusal) == bool(advice)
+
+
+@pytest.mark.parametrize(
+    ("task_type", "option"),
+    [("python", "--function"), ("my_package.tasks.train", "--app my_package.tasks"), ("nonsense", "")],
+)
+def test_worker_is_started_with_what_runs_the_task(task_type: str, option: str) -> None:
+    assert words.option_for(task_type) == option

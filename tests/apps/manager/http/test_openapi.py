@@ -39,7 +39,7 @@ async def test_every_response_has_the_declared_shape(site: Site) -> None:
     for path, operations in document["paths"].items():
         address = re.sub(r"{(\w+)}", lambda found: filled[found[1]], path)
         for method in METHODS & set(operations):
-            if method == "delete" or address.endswith("/restart"):
+            if method == "delete" or address.endswith(("/restart", "/tasks/wait")):
                 continue
             operation = operations[method]
             body = BODIES[name_of(operation["requestBody"])] if "requestBody" in operation else None

@@ -30,6 +30,8 @@ ALLOWED = {
     "admin": {"admin"},
     "worker": {"worker", "admin"},
 }
+WAIT = "/tasks/wait"
+"""Changes nothing; a query has no room for the ids that it takes."""
 OPEN = {"/health", "/health/live", "/health/ready", "/metrics", "/", "/docs", "/openapi.json"}
 
 
@@ -123,7 +125,7 @@ async def test_only_listed_routes_are_open_and_changing_routes_need_more_than_re
     for each in routes(site):
         bare = each.path.removeprefix("/api/v1")
         assert (each.route_guard.needs in ("nothing", "metrics")) == (bare in OPEN), bare
-        if each.method not in ("GET", "WS"):
+        if each.method not in ("GET", "WS") and bare != WAIT:
             assert each.route_guard.needs in route_auth.CHANGES, bare
 
 

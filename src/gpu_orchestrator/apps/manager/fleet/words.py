@@ -14,6 +14,14 @@ from gpu_orchestrator.core.answer import Refusal, singular
 OPTIONS = {"python": "--function", "http": "--upstream", "command": "--allow-command"}
 """With what a worker must be started to run a task type that is off by default."""
 
+
+def option_for(task_type: str) -> str:
+    """Return with what a worker must be started to run a task type; empty if nothing is known to help. The
+    name of a function has dots."""
+    module = task_type.rpartition(".")[0]
+    return OPTIONS.get(task_type, f"--app {module}" if module else "")
+
+
 _MIB = re.compile(r"(\d+) MiB")
 _SELECTOR = re.compile(
     r"^(?:do|does) not match the selector "
@@ -95,7 +103,7 @@ def _misses(selector: re.Match[str], *, one: bool) -> Iterator[str]:
     """Yield what the worker is not: of this task type, in this pool, with these labels."""
     be, do = ("is", "does") if one else ("are", "do")
     if name := selector["handler"]:
-        how = f" (start {'it' if one else 'one'} with {OPTIONS[name]})" if name in OPTIONS else ""
+        how = f" (start {'it' if one else 'one'} with {option})" if (option := option_for(name)) else ""
         yield f"{do} not run {name} tasks{how}"
     if pool := selector["pool"]:
         yield f"{be} in a pool, and the task names none" if pool == NO_POOL else f"{be} not in pool {pool}"

@@ -12,6 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from gpu_orchestrator.apps.manager import schema
 from gpu_orchestrator.apps.manager.http import route_auth
 
+JSON = "application/json"
 REF = "#/components/schemas/{name}"
 TYPES: dict[str, type] = {"ErrorBody": schema.ErrorBody}
 
@@ -24,16 +25,20 @@ def described(
     body: type | None = None,
     also: Mapping[int, type] | None = None,
     query: Mapping[str, Any] | None = None,
+    media_type: str = JSON,
 ) -> dict[str, Any]:
     """Return the keyword arguments for a route's decorator.
 
     `needs` is the scope that a key must have. `also` are other successful answers by status. `query` is a
-    parameter that the route parses itself.
+    parameter that the route parses itself. `media_type` is that of the answers.
     """
     answers = {status: answer, **(also or {})}
     TYPES.update({each.__name__: each for each in answers.values()})
     responses: dict[str, Any] = {
-        **{str(code): {"description": each.__name__, **_content(each)} for code, each in answers.items()},
+        **{
+            str(code): {"description": each.__name__, **_content(each, media_type)}
+            for code, each in answers.items()
+        },
         "default": {"description": "An error", **_content(schema.ErrorBody)},
     }
     extra: dict[str, Any] = {"responses": responses}
@@ -70,5 +75,5 @@ def components() -> dict[str, Any]:
     return found
 
 
-def _content(kind: type) -> dict[str, Any]:
-    return {"content": {"application/json": {"schema": {"$ref": REF.format(name=kind.__name__)}}}}
+def _content(kind: type, media_type: str = JSON) -> dict[str, Any]:
+    return {"content": {media_type: {"schema": {"$ref": REF.format(name=kind.__name__)}}}}

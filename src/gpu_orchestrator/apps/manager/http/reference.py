@@ -86,7 +86,7 @@ def _route(method: str, path: str, operation: dict[str, Any]) -> Iterator[str]:
 
 
 def _content(part: dict[str, Any]) -> str:
-    found = part.get("content", {}).get("application/json", {}).get("schema")
+    found = next((each.get("schema") for each in part.get("content", {}).values()), None)
     return _type(found) if found else "nothing"
 
 

@@ -324,7 +324,7 @@ def _threshold(manager: Manager, spec: TaskSpec, refusal: Refusal) -> str:
 def _unknown_type(name: str, known: set[str]) -> str:
     close = get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
-    how = f"; a worker started with {words.OPTIONS[name]} runs it" if name in words.OPTIONS else ""
+    how = f"; a worker started with {option} runs it" if (option := words.option_for(name)) else ""
     return f"unknown task_type {name!r}{hint} the workers know: {', '.join(sorted(known))}{how}"
 
 

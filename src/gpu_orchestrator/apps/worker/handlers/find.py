@@ -9,6 +9,8 @@ from gpu_orchestrator.apps.worker.frames import Options
 from gpu_orchestrator.apps.worker.task import Task
 
 GROUP = "gpu_orchestrator.handlers"
+FUNCTION = "gpu_orchestrator.apps.worker.handlers.function:handle"
+"""Of the task types that are functions of the operator's modules (`--app`)."""
 Handler = Callable[[Task], Any]
 
 
@@ -28,10 +30,12 @@ def installed() -> dict[str, str]:
 
 def task_types(options: Options) -> tuple[str, ...]:
     """Return the task types that this worker can run with these options."""
-    return tuple(sorted(name for name in installed() if not _off(name, options)))
+    return tuple(sorted({*(name for name in installed() if not _off(name, options)), *options.tasks}))
 
 
 def handler(task_type: str, options: Options, known: Mapping[str, str]) -> Handler:
+    if task_type in options.tasks:
+        return _load(FUNCTION)
     if reason := _off(task_type, options):
         raise UnknownTaskType(f"task type '{task_type}' is off on this worker: {reason}")
     if task_type not in known:

@@ -1,7 +1,8 @@
-"""Check at start that registered functions can be imported, in a process of its own: the agent must never
-load a user's module, which may take devices. `gpu-orchestrator worker` calls `check`.
+"""Check at start that registered functions can be imported, and find the tasks of modules, in a process of
+its own: the agent must never load a user's module, which may take devices. `gpu-orchestrator worker` calls
+`check` and `tasks_of`.
 
-    python -P -m gpu_orchestrator.apps.worker.handlers.importable module:function …
+    python -P -m gpu_orchestrator.apps.worker.handlers.importable module:function module …
 """
 
 import importlib
@@ -9,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import structlog
@@ -17,7 +18,9 @@ import structlog
 from gpu_orchestrator.adapters import keeper
 from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.adapters.settings import BadSettings
+from gpu_orchestrator.api.functions import Definition
 from gpu_orchestrator.apps.worker import environment
+from gpu_orchestrator.apps.worker.handlers import find
 
 LONGEST_S = 120.0
 RUNNER = "gpu_orchestrator.apps.worker.runners.runner:main"
@@ -48,6 +51,33 @@ def check(functions: Mapping[str, str], user: User | None = None) -> None:
     if wrong:
         advice = "install the module here, or start the worker in its folder"
         raise BadSettings("\n".join(f"{line}; {advice}" for line in wrong))
+
+
+def tasks_of(apps: Sequence[str], user: User | None = None) -> dict[str, str]:
+    """Return `task type -> module:task` of every `@task` that these modules have, their own or imported;
+    raise `BadSettings` for a module without."""
+    found: dict[str, tuple[str, str]] = {}
+    """By name: where this worker finds it, and where it is defined. Two modules may import the same task."""
+    verdicts = _look(list(apps), user) if apps else {}
+    for app in apps:
+        kind, said = verdicts.get(app, ("unsure", "it was not imported within two minutes"))
+        if kind != "ok":
+            advice = "install the module here, or start the worker in its folder"
+            raise BadSettings(f"--app {app} cannot be imported: {said}; {advice}")
+        tasks = {name: (path, home) for name, (path, home) in json.loads(said).items()}
+        if not tasks:
+            raise BadSettings(f"--app {app} has no task; decorate its functions with @gpu_orchestrator.task")
+        taken = sorted(
+            name
+            for name, (_, home) in tasks.items()
+            if name in find.installed() or (name in found and found[name][1] != home)
+        )
+        if taken:
+            raise BadSettings(
+                f"--app {app} has a task with the name of another task type, {taken[0]}; give it another name"
+            )
+        found |= tasks
+    return {name: path for name, (path, _) in found.items()}
 
 
 def _check_user(user: User) -> None:
@@ -94,6 +124,8 @@ def _run(targets: list[str], user: User | None) -> "subprocess.CompletedProcess[
 def verdict(target: str) -> tuple[str, str]:
     """Import a target here, and return what came of it."""
     module, _, function = target.partition(":")
+    if not function:
+        return _tasks(module)
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, SyntaxError) as error:
@@ -106,6 +138,20 @@ def verdict(target: str) -> tuple[str, str]:
     except BaseException as error:  # anything may happen in a user's module, also an exit
         return "unsure", f"{type(error).__name__}: {error}"
     return ("ok", "") if callable(found) else ("missing", f"{module}.{function} is not a function")
+
+
+def _tasks(name: str) -> tuple[str, str]:
+    """Import a module, and return its tasks as JSON, or why there are none."""
+    try:
+        module = importlib.import_module(name)
+    except BaseException as error:  # anything may happen in a user's module, also an exit
+        return "missing", f"{type(error).__name__}: {error}"
+    tasks = {
+        each.name: (f"{name}:{attribute}", each.target)
+        for attribute, each in vars(module).items()
+        if isinstance(each, Definition)
+    }
+    return "ok", json.dumps(tasks)
 
 
 def main() -> None:

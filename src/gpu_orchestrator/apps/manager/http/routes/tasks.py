@@ -20,7 +20,7 @@ from gpu_orchestrator.apps.manager.http.acknowledgement import settle
 from gpu_orchestrator.apps.manager.http.gate import Endpoint
 from gpu_orchestrator.apps.manager.http.openapi import described
 from gpu_orchestrator.apps.manager.http.responses import json_response, read
-from gpu_orchestrator.apps.manager.http.route_auth import header, manager_of
+from gpu_orchestrator.apps.manager.http.route_auth import header, manager_of, path_of
 from gpu_orchestrator.apps.manager.http.submission import (
     TASKS_PER_REQUEST,
     accept,
@@ -28,6 +28,7 @@ from gpu_orchestrator.apps.manager.http.submission import (
     with_idempotency_key,
 )
 from gpu_orchestrator.apps.manager.http.task_filter import of_query
+from gpu_orchestrator.apps.manager.http.wait_stream import WaitStream
 from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.apps.manager.tasks import explain
 from gpu_orchestrator.core.answer import Placement, Refusal
@@ -164,6 +165,23 @@ async def wait(
     if owner:
         await manager.row(name, owner)
     return await _shown(manager, name, await manager.wait(name, timeout_s))
+
+
+@router.post(
+    "/tasks/wait",
+    **described(
+        task_schema.TaskStatus, needs="read", body=task_schema.TaskWait, media_type="text/event-stream"
+    ),
+)
+async def wait_many(request: Request) -> Response:
+    """Wait for many tasks with one request. The answer is a stream of server-sent events: a `task` event with
+    a `TaskStatus`, result included, for each task as it ends, a `missing` event for an id that names no task,
+    and at last an `end` event. After a lost connection ask again for those that were not named. Every hundred
+    tasks count as one request."""
+    manager, wanted = manager_of(request), await read(request, task_schema.TaskWait)
+    if more := (len(wanted.task_ids) - 1) // TASKS_PER_REQUEST:
+        manager.rate_limiter.take(request.state.key, "POST", path_of(request.scope), cost=more)
+    return WaitStream(manager, wanted.task_ids, request.state.key)
 
 
 @router.get("/tasks/{task_id}/explain", **described(task_schema.Explanation, needs="read"))

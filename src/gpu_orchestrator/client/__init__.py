@@ -1,0 +1,81 @@
+"""The Python interface of the cluster manager: submit tasks, wait for them, read their results.
+
+Starts quickly and needs no part of the server. Read the modules in this order:
+
+  errors          what can go wrong, as a tree
+  where           which server, and with which key; the command line asks the same
+  tasks           calls with their options, handles, the state of a task
+  functions       `@task`; what it knows of a function is in `api/functions.py`
+  calls           calls from what callers write
+  steps           requests, pauses and streams as values
+  server_sent     events from the bytes of a stream
+  conversation    all that is said between client and server, written once, as generators of steps
+  dial            opens connections for the blocking client and the commands
+  blocking        `Client`: performs the steps, and blocks
+  awaiting        `AsyncClient`: performs the same steps, and awaits
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpu_orchestrator.client.awaiting import AsyncClient, AsyncHandle
+    from gpu_orchestrator.client.blocking import Client, Handle
+    from gpu_orchestrator.client.errors import (
+        BadArguments,
+        BadPlace,
+        BadResult,
+        Busy,
+        ClientError,
+        NotAllowed,
+        NotFound,
+        Refused,
+        TaskCancelled,
+        TaskDead,
+        TaskFailed,
+        TimedOut,
+        Unreachable,
+    )
+    from gpu_orchestrator.client.functions import TaskFunction, task
+    from gpu_orchestrator.client.tasks import Call, Event, Explanation, Options, TaskInfo
+
+__all__ = (
+    "AsyncClient",
+    "AsyncHandle",
+    "BadArguments",
+    "BadPlace",
+    "BadResult",
+    "Busy",
+    "Call",
+    "Client",
+    "ClientError",
+    "Event",
+    "Explanation",
+    "Handle",
+    "NotAllowed",
+    "NotFound",
+    "Options",
+    "Refused",
+    "TaskCancelled",
+    "TaskDead",
+    "TaskFailed",
+    "TaskFunction",
+    "TaskInfo",
+    "TimedOut",
+    "Unreachable",
+    "task",
+)
+_PLACES = {
+    "awaiting": ("AsyncClient", "AsyncHandle"),
+    "blocking": ("Client", "Handle"),
+    "functions": ("TaskFunction", "task"),
+    "tasks": ("Call", "Event", "Explanation", "Options", "TaskInfo"),
+}
+_MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is used: the commands need little of this, and `Client` nothing of `AsyncClient`."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF.get(name, 'errors')}"), name)

@@ -1,0 +1,28 @@
+"""Calls from what callers write: a task function with arguments, a `Call`, or a task type. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gpu_orchestrator.client.functions import TaskFunction
+from gpu_orchestrator.client.tasks import Call
+
+
+def of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call[Any]:
+    match task:
+        case TaskFunction():
+            return task.call(*args, **kwargs)
+        case Call() if not args and not kwargs:
+            return task
+        case str() if len(args) <= 1:
+            return Call(task, *args, **kwargs)
+        case Call() | str():
+            raise TypeError("a Call has its parameters already; a task type takes one value as parameters")
+    advice = "decorate it with @task" if callable(task) else "give a @task function, a Call, or a task type"
+    raise TypeError(f"{task!r} is not a task; {advice}")
+
+
+def known(task: TaskFunction[..., Any] | None) -> Call[Any]:
+    """Return a call that reads results of this function, or any result."""
+    return Call("", decode=task.read_result if task else msgspec.json.decode)

@@ -1,0 +1,124 @@
+"""Tasks from functions: `@task` makes a function of a module something that workers run.
+
+The worker that was started with `--app MODULE` imports the same module. So a task names its function, as
+`module.function`, and its parameters are the function's arguments by name, as JSON.
+"""
+
+from collections.abc import Callable, Coroutine, Iterable
+from functools import update_wrapper
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+
+from gpu_orchestrator.api import functions
+from gpu_orchestrator.client import errors
+from gpu_orchestrator.client.tasks import Call, Options, checked
+
+if TYPE_CHECKING:
+    from gpu_orchestrator.client.blocking import Client, Handle
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskFunction(functions.Definition, Generic[P, R]):
+    """A function that workers can run. Called, it runs here and now, as any function."""
+
+    __name__: str
+
+    def __init__(self, function: Callable[P, Any], name: str = "", options: Options | None = None) -> None:
+        super().__init__(function, name)
+        self.task_options: Options = options or {}
+        update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return cast(R, self.function(*args, **kwargs))
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> "Handle[R]":
+        """Submit the task with this process's own client, which finds address and key by itself."""
+        return default().submit(self, *args, **kwargs)
+
+    def map(self, inputs: Iterable[Any], /) -> list[R]:
+        """Run the task for each input and return the results in order."""
+        return default().map(self, inputs)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """Return the task with its arguments, to submit it later or with others."""
+        try:
+            parameters = self.write_arguments(args, kwargs)
+        except functions.Unfit as error:
+            raise errors.BadArguments(str(error)) from error
+        return Call(self.name, parameters, decode=self.read_result, **self.task_options)
+
+    def options(self, **options: Unpack[Options]) -> "TaskFunction[P, R]":
+        """Return the same task with other options: `train.options(gpus=2, priority="high").submit(3)`."""
+        return type(self)(self.function, self.name, {**self.task_options, **checked(options)})
+
+    def read_result(self, result: bytes) -> R:
+        try:
+            return cast(R, self.decode_result(result))
+        except functions.Unfit as error:
+            raise errors.BadResult(str(error)) from error
+
+
+class AsyncTaskFunction(TaskFunction[P, R]):
+    """A task function that is a coroutine function. Called, it is awaited as any other."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:  # type: ignore[override]
+        return cast(Coroutine[Any, Any, R], self.function(*args, **kwargs))
+
+
+class Decorator(Protocol):
+    """`@task(...)`: makes a function a task."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTaskFunction[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> TaskFunction[P, R]: ...
+
+
+@overload
+def task(function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTaskFunction[P, R]: ...
+@overload
+def task(function: Callable[P, R], /) -> TaskFunction[P, R]: ...
+@overload
+def task(*, name: str = "", **options: Unpack[Options]) -> Decorator: ...
+def task(function: Any = None, /, *, name: str = "", **options: Any) -> Any:
+    """Make a function a task: `@task`, or `@task(gpus=1, gpu_memory="8GB", retries=2)`.
+
+    Arguments and result must be what JSON can carry: numbers, texts, lists, dicts, dataclasses, and all else
+    that msgspec knows. They are checked by the annotations here and on the worker."""
+    chosen = checked(options)
+    return _made(function, name, chosen) if function else lambda decorated: _made(decorated, name, chosen)
+
+
+def _made(function: Callable[..., Any], name: str, options: Options) -> TaskFunction[..., Any]:
+    kind = AsyncTaskFunction if iscoroutinefunction(function) else TaskFunction
+    made: TaskFunction[..., Any] = kind(function, name, options)
+    REGISTRY[made.name] = made
+    return made
+
+
+REGISTRY: dict[str, TaskFunction[..., Any]] = {}
+"""The tasks of the modules that this process has imported, by name."""
+_default: list["Client"] = []
+
+
+def default() -> "Client":
+    """Return the client of this process, or the one that `gpu_orchestrator.testing` put in its place."""
+    if not _default:
+        import atexit
+
+        from gpu_orchestrator.client.blocking import Client
+
+        _default.append(client := Client())
+        atexit.register(client.close)
+    return _default[-1]
+
+
+def put_in_place(client: "Client") -> None:
+    """Let tasks be submitted with this client until `put_back`."""
+    _default.append(client)
+
+
+def put_back() -> None:
+    _default.pop()

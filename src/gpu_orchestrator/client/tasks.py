@@ -1,0 +1,171 @@
+"""Tasks as a client writes and reads them: calls with their options, and the state that the server tells.
+Pure."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypedDict, TypeVar, cast
+
+import msgspec
+
+R_co = TypeVar("R_co", covariant=True)
+FINAL = frozenset({"completed", "failed", "cancelled", "dead"})
+
+
+class Options(TypedDict, total=False):
+    """How a task is run: the words of the command line and of the HTTP API."""
+
+    gpus: int
+    """How many devices; 0 for none, 1 if nothing is said."""
+    gpu_memory: str
+    """Memory to reserve on each device, such as `"8GB"`; whole devices if not given."""
+    vendor: str
+    pool: str
+    worker_labels: Mapping[str, str]
+    """Only workers with these labels."""
+    model: str
+    priority: str | int
+    """`low`, `normal`, `high`, `critical`, or 0 to 100."""
+    timeout: float
+    """Stop it after this many seconds."""
+    retries: int
+    labels: Mapping[str, str]
+    not_before: str
+    """`10m` from now, or a time such as `2026-01-31T12:00:00Z`."""
+    expires: str
+    callback_url: str
+    result_ttl: float
+    max_lost_workers: int
+    idempotency_key: str
+    """Submitting the same key again returns the same task. The client makes keys for its own retries; give
+    one that outlives your process."""
+
+
+RESOURCES = {
+    "gpus": "gpus",
+    "gpu_memory": "gpu_memory",
+    "vendor": "vendor",
+    "pool": "pool",
+    "worker_labels": "labels",
+}
+FIELDS = {"model": "model_name", "retries": "max_retries"}
+"""Options that the HTTP API calls otherwise."""
+
+
+def checked(options: Mapping[str, Any]) -> Options:
+    """Return the options; raise `TypeError` for a word that is none."""
+    known = Options.__annotations__
+    for name in options:
+        if name not in known:
+            raise TypeError(f"unknown option {name!r}; known: {', '.join(sorted(known))}")
+    return cast(Options, dict(options))
+
+
+class Call(Generic[R_co]):
+    """A task that is not submitted yet: what to run, with what, and how. Made by `task_function.call(...)`,
+    or by hand for the task types that a worker has by itself: `Call("echo", {"hello": "world"}, gpus=0)`."""
+
+    __slots__ = ("decode", "options", "parameters", "task_type")
+
+    def __init__(
+        self,
+        task_type: str,
+        parameters: Any = None,
+        *,
+        decode: Callable[[bytes], R_co] | None = None,
+        **options: Any,
+    ) -> None:
+        self.task_type, self.options = task_type, checked(options)
+        self.parameters = msgspec.Raw(_encode({} if parameters is None else parameters))
+        self.decode: Callable[[bytes], R_co] = decode or msgspec.json.decode
+
+    def body(self) -> dict[str, Any]:
+        """Return the request of the HTTP API."""
+        options = {name: value for name, value in self.options.items() if value is not None}
+        resources = {theirs: options.pop(ours) for ours, theirs in RESOURCES.items() if ours in options}
+        fields = {FIELDS.get(name, name): value for name, value in options.items()}
+        return {
+            "task_type": self.task_type,
+            "parameters": self.parameters,
+            **fields,
+            **({"resources": resources} if resources else {}),
+        }
+
+
+def _encode(parameters: Any) -> bytes:
+    from gpu_orchestrator.client.errors import BadArguments
+
+    try:
+        return msgspec.json.encode(parameters)
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise BadArguments(f"the parameters cannot be sent as JSON: {error}") from error
+
+
+class TaskError(msgspec.Struct, frozen=True):
+    type: str
+    message: str
+    retryable: bool = False
+
+
+class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A task as the server knows it. `reason` says why it waits. `result` is JSON; it is empty for a result
+    that is too large to be sent along, of `result_bytes`."""
+
+    task_id: str
+    status: str = "missing"
+    """`missing` for a task that the server does not know, or no longer."""
+    task_type: str = ""
+    attempt: int = 0
+    assigned_worker: str | None = None
+    created_at: str = ""
+    started_at: str | None = None
+    completed_at: str | None = None
+    duration_seconds: float | None = None
+    progress: str | None = None
+    error: TaskError | None = None
+    reason: str = ""
+    labels: dict[str, str] = {}
+    priority: int = 50
+    gpus: int = 0
+    devices: list[dict[str, Any]] = []
+    queue_position: int | None = None
+    result: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+    result_bytes: int = 0
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status in FINAL or self.status == "missing"
+
+
+class Pending(Generic[R_co]):
+    """A submitted task. `decode` reads its result; `known` is what was last heard of it."""
+
+    __slots__ = ("decode", "id", "known")
+
+    def __init__(self, task_id: str, decode: Callable[[bytes], R_co]) -> None:
+        self.id, self.decode = task_id, decode
+        self.known: TaskInfo | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.known.status if self.known else ''}".rstrip() + ">"
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a task waits: for every worker and every device, what keeps it from taking the task."""
+
+    task_id: str
+    status: str
+    reason: str = ""
+    policy: str = ""
+    would_go_to: str | None = None
+    reasons: list[str] = []
+    workers: list[dict[str, Any]] = []
+
+    def __str__(self) -> str:
+        return f"{self.status}: {self.reason or self.would_go_to or 'nothing keeps it'}"
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened in the cluster. Give `id` as `after` to go on behind it."""
+
+    id: str
+    name: str
+    data: dict[str, Any]

@@ -1,0 +1,181 @@
+"""Run tasks in this process, for unit tests: no server, no worker, no GPU.
+
+    with testing.local():
+        assert train.submit(epochs=3).result() == ...
+
+A submitted task runs at once. Its arguments and its result take the same way as otherwise: they are checked,
+written as JSON and read again. What does not fit a worker's JSON fails here, too. Options such as `gpus`,
+`timeout` and `retries` have no effect.
+"""
+
+import asyncio
+import io
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from gpu_orchestrator.api.functions import Unfit
+from gpu_orchestrator.client import functions
+from gpu_orchestrator.client.blocking import Client
+from gpu_orchestrator.client.conversation import PREFIX
+from gpu_orchestrator.client.errors import BadResult
+from gpu_orchestrator.client.steps import Answer, Ask, Open, Read, Reply, Step
+
+Handlers = Mapping[str, Callable[[Any], Any]]
+_TASK = re.compile(rf"{PREFIX}/tasks/([^/]+)(?:/(\w+))?")
+_encode = msgspec.json.Encoder().encode
+
+
+@contextmanager
+def local(handlers: Handlers | None = None) -> Iterator[Client]:
+    """Let tasks run in this process: those of the client that is yielded, and those that `train.submit(...)`
+    submits. `handlers` are functions for other task types, which get the parameters."""
+    with Client(wire=Here(handlers or {})) as client:
+        functions.put_in_place(client)
+        try:
+            yield client
+        finally:
+            functions.put_back()
+
+
+class Here:
+    """Answers a client in place of a server."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        self._handlers = handlers
+        self._tasks: dict[str, dict[str, Any]] = {}
+        self._logs: dict[str, str] = {}
+
+    def line(self) -> "_Line":
+        return _Line(self)
+
+    def close(self) -> None:
+        """Keep nothing open."""
+
+    def answer(self, request: Ask) -> Reply:
+        path, body = urlsplit(request.path).path, msgspec.json.decode(request.body or b"null")
+        match request.method, path.removeprefix(PREFIX):
+            case "POST", "/tasks":
+                return self._submitted([body])[0]
+            case "POST", "/tasks/batch":
+                replies = self._submitted(body["tasks"])
+                bad = next((each for each in replies if each.status >= 400), None)
+                return bad or Reply(202, b'{"tasks":[%b]}' % b",".join(each.body for each in replies))
+            case "POST", "/tasks/wait":
+                return Reply(200, b"".join(self._event(name) for name in body["task_ids"]))
+            case "POST", "/tasks/cancel":
+                return _reply({"tasks": [self._ended_already(name) for name in body["task_ids"]]})
+        after = int(urlsplit(request.path).query.removeprefix("after=") or 0)
+        return self._of_one(path, after, is_stream="Accept" in request.headers)
+
+    def _of_one(self, path: str, after: int, *, is_stream: bool) -> Reply:
+        found = _TASK.fullmatch(path)
+        name = unquote(found[1]) if found else ""
+        if found is None or name not in self._tasks:
+            return _reply({"error": {"message": f"there is no {path} in this process"}}, 404)
+        if found[2] == "logs":
+            if is_stream:
+                return Reply(200, b"event: end\ndata: null\n\n")
+            text = self._logs[name][after:]
+            return _reply({"text": text, "next": after + len(text)})
+        if found[2] == "explain":
+            return _reply({**self._tasks[name], "reason": "it ran in this process"})
+        return _reply(self._tasks[name])
+
+    def _submitted(self, bodies: list[dict[str, Any]]) -> list[Reply]:
+        unknown = [each["task_type"] for each in bodies if not self._knows(each["task_type"])]
+        if unknown:
+            known = ", ".join(sorted([*self._handlers, *functions.REGISTRY])) or "none"
+            said = f"unknown task_type {unknown[0]!r}; known in this process: {known}"
+            return [_reply({"error": {"message": said}}, 422)]
+        return [_reply({"task_id": self._run(each)}, 202) for each in bodies]
+
+    def _knows(self, task_type: str) -> bool:
+        return task_type in self._handlers or task_type in functions.REGISTRY
+
+    def _run(self, body: dict[str, Any]) -> str:
+        name = f"local-{len(self._tasks) + 1}"
+        shown = {
+            "task_id": name,
+            "task_type": body["task_type"],
+            "attempt": 1,
+            "labels": body.get("labels", {}),
+        }
+        printed = io.StringIO()
+        try:
+            with redirect_stdout(printed):
+                result = self._result(body["task_type"], _encode(body.get("parameters", {})))
+            ending = {"status": "completed", "result": result, "result_bytes": len(bytes(result))}
+        except Exception as error:
+            kind = "BadParameters" if isinstance(error, BadParameters) else type(error).__name__
+            ending = {"status": "failed", "error": {"type": kind, "message": str(error)}}
+            printed.write("".join(traceback.format_exception(error)))
+        self._tasks[name] = {**shown, **ending}
+        self._logs[name] = printed.getvalue()
+        return name
+
+    def _result(self, task_type: str, parameters: bytes) -> msgspec.Raw:
+        if task_type in self._handlers:
+            return msgspec.Raw(_encode(self._handlers[task_type](msgspec.json.decode(parameters))))
+        function = functions.REGISTRY[task_type]
+        try:
+            arguments = function.read_arguments(parameters)
+        except Unfit as error:
+            raise BadParameters(str(error)) from None
+        result = function.function(**arguments)
+        if function.is_async:  # in a thread: the test may have an event loop of its own
+            with ThreadPoolExecutor(1) as thread:
+                result = thread.submit(asyncio.run, result).result()
+        try:
+            return function.write_result(result)
+        except Unfit as error:
+            raise BadResult(str(error)) from None
+
+    def _event(self, name: str) -> bytes:
+        if name not in self._tasks:
+            return b"event: missing\ndata: %b\n\n" % _encode({"task_id": name})
+        return b"event: task\ndata: %b\n\n" % _encode(self._tasks[name])
+
+    def _ended_already(self, name: str) -> dict[str, str]:
+        status = self._tasks.get(name, {}).get("status", "")
+        return {
+            "task_id": name,
+            "status": status,
+            "error": "it has ended" if status else f"there is no task {name}",
+        }
+
+
+class BadParameters(ValueError):
+    """The parameters do not fit the function."""
+
+
+class _Line:
+    def __init__(self, here: Here) -> None:
+        self._here, self._unread = here, b""
+
+    def perform(self, step: Step) -> Answer:
+        match step:
+            case Ask():
+                return self._here.answer(step)
+            case Open(request):
+                reply = self._here.answer(request)
+                if reply.status < 400:
+                    self._unread = reply.body
+                return reply
+            case Read():
+                piece, self._unread = self._unread, b""
+                return piece
+        return None
+
+    def close(self) -> None:
+        self._unread = b""
+
+
+def _reply(value: Any, status: int = 200) -> Reply:
+    return Reply(status, _encode(value))

@@ -1,0 +1,1 @@
+"""The Python interface of the cluster manager."""

@@ -1,0 +1,215 @@
+"""Both clients against a running `up` whose worker serves two modules of tasks."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.cluster import free_port
+from examples.python_tasks import Score, shout, train
+from gpu_orchestrator import AsyncClient, Call, Client
+from gpu_orchestrator.client import (
+    NotAllowed,
+    NotFound,
+    Refused,
+    TaskCancelled,
+    TaskFailed,
+    TimedOut,
+    Unreachable,
+    functions,
+)
+from tests.support import documents, worker_tasks
+from tests.support.command_line import User, serving
+from tests.support.paths import ROOT
+from tests.support.worker_tasks import fails, large, lies, on_gpu, waits
+
+pytestmark = pytest.mark.real
+TUTORIAL = "docs/tutorials/python.md"
+APPS = ("examples.python_tasks", "tests.support.worker_tasks")
+NO_GPU: Any = {"gpus": 0}
+SOON_S = 60.0
+
+
+def files() -> dict[str, str]:
+    """Return the files of the tutorial."""
+    found = re.findall(r"```python\n# (\S+)\n(.*?)```", (ROOT / TUTORIAL).read_text(), flags=re.DOTALL)
+    return dict(found)
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
+    """A running `up` whose worker serves these modules, and that of the tutorial from the current folder."""
+    folder = tmp_path_factory.mktemp("up")
+    for name, code in files().items():
+        (folder / name).write_text(code)
+    with serving(folder, "--app", "my_tasks", *(word for app in APPS for word in ("--app", app))) as user:
+        yield user
+
+
+@pytest.fixture
+def _at_home(user: User, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Find the server as a program of this user does."""
+    for name in ("API_KEY", "API_KEY_FILE", "GPU_ORCHESTRATOR_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HOME", "XDG_CONFIG_HOME", "DATA_DIR"):
+        monkeypatch.setenv(name, user.environ[name])
+    monkeypatch.chdir(user.folder)
+    made: list[Client] = []
+    monkeypatch.setattr(functions, "_default", made)
+    yield
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def client(_at_home: None) -> Iterator[Client]:
+    with Client() as client:
+        yield client
+
+
+@pytest.fixture
+async def awaiting(_at_home: None) -> Any:
+    async with AsyncClient() as client:
+        yield client
+
+
+def test_function_runs_on_a_worker(client: Client) -> None:
+    handle = train.submit(epochs=2)
+    assert handle.result(SOON_S) == [Score(1, 0.5), Score(2, 0.25)]
+    assert list(handle.logs()) == ["epoch 1", "epoch 2"]
+    assert [each["model"] for each in handle.info().devices] == ["L4"]
+    assert client.map(shout, ["a", "b"]) == ["A", "B"]
+    assert client.handle(handle.id, train).result()[0] == Score(1, 0.5)
+    assert client.handle(handle.id).result() == [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25}]
+
+
+def test_tutorial_works_as_written(user: User) -> None:
+    start, *programs = documents.run_by("tests/client/test_client.py", TUTORIAL)
+    assert start.code == "gpu-orchestrator up --simulate 4 --app my_tasks\n"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    documents.type_in(programs, cwd=user.folder, env={**user.environ, "PATH": path}, patience_s=1.0)
+    submit = ("my_tasks.train", "epochs=1", "--memory", "1GB", "--wait", "-q")
+    assert json.loads(user.says("task", "submit", *submit)) == [{"epoch": 1, "loss": 0.5}]
+
+
+def test_thousand_tasks_come_back_in_order(client: Client) -> None:
+    handles = client.batch(Call("echo", number, **NO_GPU) for number in range(1000))
+    assert client.gather(handles, SOON_S) == list(range(1000))
+
+
+def test_first_that_ends_comes_first(client: Client, tmp_path: Path) -> None:
+    first, second = (tmp_path / name for name in ("first", "second"))
+    slow, quick = client.submit(waits, str(first), "slow"), client.submit(waits, str(second), "quick")
+    (second).touch()
+    ended = client.as_completed([slow, quick], SOON_S)
+    assert next(ended).result() == "quick"
+    first.touch()
+    assert [each.result() for each in ended] == ["slow"]
+
+
+def test_failure_brings_its_traceback(client: Client) -> None:
+    with pytest.raises(TaskFailed, match=r"failed: Odd: too hot\n") as caught:
+        client.submit(fails, "too hot").result(SOON_S)
+    assert caught.value.type == "Odd"
+    assert caught.value.traceback.splitlines()[0] == "Traceback (most recent call last):"
+    place = f'worker_tasks.py", line {line_of("raise Odd")}, in fails'
+    assert place in caught.value.traceback.splitlines()[1]
+    assert caught.value.__notes__[0].startswith("On the worker:\nTraceback")
+    with pytest.raises(TaskFailed, match="the result is 'text'; give a whole number") as caught:
+        client.submit(lies, "text").result(SOON_S)
+    assert caught.value.type == "BadResult"
+    with pytest.raises(TaskFailed, match=r"BadParameters: arguments of .*: epochs is 'x'"):
+        client.submit(train.name, {"epochs": "x"}, **NO_GPU).result(SOON_S)
+
+
+def line_of(text: str) -> int:
+    lines = Path(worker_tasks.__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+def test_waiting_has_an_end_and_cancelling_another(client: Client, tmp_path: Path) -> None:
+    handle = client.submit(waits, str(tmp_path / "never"))
+    with pytest.raises(TimedOut, match=r"has not ended within 0.1 s; the server goes on"):
+        handle.result(timeout=0.1)
+    assert next(handle.logs(follow=True)) == "waits"
+    assert handle.explain().status == "running"
+    assert handle.cancel()
+    assert handle.wait(SOON_S).status == "cancelled"
+    with pytest.raises(TaskCancelled, match="was cancelled"):
+        handle.result()
+    assert not client.submit("echo", **NO_GPU).wait(SOON_S).error
+
+
+def test_result_beyond_what_is_shown_is_read_apart(client: Client) -> None:
+    assert len(client.submit(large, 3_000_000).result(SOON_S)) == 3_000_000
+
+
+def test_refusals_say_why(client: Client, user: User) -> None:
+    with pytest.raises(Refused, match="no worker can ever take this") as caught:
+        client.submit("echo", gpu_memory="900GB")
+    assert caught.value.reasons == ["1 has no GPU of 900GB"]
+    with pytest.raises(Refused, match=r"a worker started with --app mine runs it"):
+        client.submit("mine.train")
+    with pytest.raises(NotFound, match="there is no task nonsense"):
+        client.handle("nonsense").result(SOON_S)
+    with Client(client.place.url, key="k" * 40) as stranger, pytest.raises(NotAllowed):
+        stranger.submit("echo")
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    with Client(nowhere) as lost, pytest.raises(Unreachable) as away:
+        lost.submit("echo")
+    assert str(away.value) == (
+        f"no cluster manager answers at {nowhere} (connection refused); start one with `gpu-orchestrator "
+        "up`, or name another: Client(url), GPU_ORCHESTRATOR_URL or `gpu-orchestrator login URL`"
+    )
+
+
+def test_threads_share_a_client(client: Client) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        squares = threads.map(lambda number: client.submit(on_gpu, number).result(SOON_S)[0], range(12))
+        assert list(squares) == [number * number for number in range(12)]
+
+
+async def test_coroutines_do_the_same(awaiting: AsyncClient, tmp_path: Path) -> None:
+    assert await awaiting.map(shout, ["a", "b"]) == ["A", "B"]
+    handles = await awaiting.batch(Call("echo", number, **NO_GPU) for number in range(300))
+    assert await awaiting.gather(handles, SOON_S) == list(range(300))
+    handle = await awaiting.submit(train, 2)
+    assert [line async for line in handle.logs(follow=True)] == ["epoch 1", "epoch 2"]
+    assert (await handle.result(SOON_S))[1] == Score(2, 0.25)
+    assert (await handle.explain()).status == (await handle.info()).status == "completed"
+    slow = await awaiting.submit(waits, str(tmp_path / "never"))
+    with pytest.raises(TimedOut):
+        await slow.wait(0.1)
+    assert await slow.cancel()
+    failed = await awaiting.submit(fails, "too hot")
+    seen = [each async for each in awaiting.as_completed([slow, failed], SOON_S)]
+    assert {each.id for each in seen} == {slow.id, failed.id}
+    with pytest.raises(TaskFailed, match="too hot") as caught:
+        await failed.result()
+    assert "in fails" in caught.value.traceback
+    assert len(await (await awaiting.submit(large, 3_000_000)).result(SOON_S)) == 3_000_000
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    async with AsyncClient(nowhere) as lost:
+        with pytest.raises(
+            Unreachable, match=r"\(connection refused\); start one with `gpu-orchestrator up`"
+        ):
+            await lost.submit("echo")
+
+
+async def test_events_are_followed(awaiting: AsyncClient, client: Client) -> None:
+    handle = client.submit("echo", **NO_GPU)
+    handle.wait(SOON_S)
+
+    def is_its_end(event: Any) -> bool:
+        return bool(event.name == "task_completed" and event.data["task_id"] == handle.id)
+
+    assert next(each for each in client.events("0") if is_its_end(each)).id
+    async for event in awaiting.events("0"):
+        if is_its_end(event):
+            break

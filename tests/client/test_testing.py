@@ -1,0 +1,128 @@
+"""Tasks that run in this process, for unit tests of code that submits some."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples import python_tasks
+from examples.python_tasks import Score, shout, train
+from gpu_orchestrator import testing
+from gpu_orchestrator.client import (
+    BadArguments,
+    Call,
+    NotFound,
+    Refused,
+    TaskFailed,
+    errors,
+    functions,
+    task,
+)
+from tests.support.paths import ROOT
+
+TUTORIAL = ROOT / "docs/tutorials/python.md"
+
+
+@task(name="broken")
+def broken(text: str) -> int:
+    return text  # type: ignore[return-value]
+
+
+@task
+def raises() -> None:
+    raise ValueError("too hot")
+
+
+def test_task_runs_with_its_arguments_and_gives_its_result() -> None:
+    with testing.local() as client:
+        handle = train.submit(epochs=2)
+        assert handle.result() == [Score(1, 0.5), Score(2, 0.25)]
+        assert list(handle.logs(follow=True)) == ["epoch 1", "epoch 2"]
+        assert (handle.info().status, handle.cancel()) == ("completed", False)
+        assert str(handle.explain()) == "completed: it ran in this process"
+        assert client.handle(handle.id, train).result()[0] == Score(1, 0.5)
+
+
+async def test_coroutine_function_runs_also_where_a_loop_does() -> None:
+    with testing.local():
+        assert shout.map(["a", "b"]) == ["A", "B"]
+    assert await shout("c") == "C"
+
+
+def test_called_it_is_a_function() -> None:
+    assert train(1) == [Score(1, 0.5)]
+    assert (train.__name__, train.__doc__) == ("train", python_tasks.train.function.__doc__)
+
+
+def test_many_are_gathered_and_handed_out() -> None:
+    with testing.local({"double": lambda number: number * 2}) as client:
+        assert client.map("double", [1, 2, 3], gpus=0) == [2, 4, 6]
+        handles = client.batch([train.call(2), train.options(priority="high").call(3)])
+        assert {each.id: len(each.result()) for each in client.as_completed(handles)} == {
+            handles[0].id: 2,
+            handles[1].id: 3,
+        }
+        client.wait(handles)
+        assert [len(each) for each in client.gather(handles)] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        pytest.param(
+            broken.call("x"), "BadResult", "the result is 'x'; give a whole number", id="wrong result"
+        ),
+        pytest.param(raises.call(), "ValueError", "too hot", id="raises"),
+        pytest.param(
+            Call(train.name, {"epochs": "x"}), "BadParameters", "epochs is 'x'", id="wrong parameters"
+        ),
+    ],
+)
+def test_failure_has_type_message_and_traceback(call: Call[object], kind: str, message: str) -> None:
+    with testing.local() as client:
+        handle = client.submit(call)
+        with pytest.raises(TaskFailed, match=message) as caught:
+            handle.result()
+        (collected,) = client.gather([handle], return_exceptions=True)
+    assert caught.value.type == kind
+    assert f"{message}" in caught.value.traceback
+    assert isinstance(collected, TaskFailed)
+
+
+def test_what_cannot_be_submitted_is_refused() -> None:
+    with testing.local({"echo": lambda given: given}) as client:
+        with pytest.raises(BadArguments, match="epochs is 'x'; give a whole number"):
+            train.submit("x")  # type: ignore[arg-type]
+        with pytest.raises(Refused, match=r"unknown task_type 'nonsense'; known in this process: .*echo"):
+            client.submit("nonsense")
+        with pytest.raises(Refused, match="unknown task_type 'nonsense'"):
+            client.batch([Call("echo"), Call("nonsense")])
+        with pytest.raises(NotFound, match="there is no task nonsense"):
+            client.handle("nonsense").result()
+        with pytest.raises(NotFound, match="there is no task nonsense"):
+            client.handle("nonsense").cancel()
+        with pytest.raises(TypeError, match="decorate it with @task"):
+            client.submit(len)  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="takes one value as parameters"):
+            client.submit("echo", 1, 2)  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="unknown option 'memory'"):
+            client.submit("echo", memory=1)  # type: ignore[call-overload]
+
+
+def test_own_client_is_back_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "_default", [])
+    monkeypatch.setenv("GPU_ORCHESTRATOR_URL", "nonsense")
+    with testing.local():
+        train.submit(1)
+    with pytest.raises(errors.BadPlace, match="GPU_ORCHESTRATOR_URL nonsense is not an address"):
+        train.submit(1)
+
+
+def test_unit_test_of_the_tutorial_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", TUTORIAL.read_text(), flags=re.DOTALL))
+    (tmp_path / "my_tasks.py").write_text(written["my_tasks.py"])
+    monkeypatch.syspath_prepend(tmp_path)
+    names: dict[str, Any] = {}
+    exec(written["test_my_tasks.py"], names)
+    names["test_loss_falls"]()
