@@ -120,7 +120,7 @@ def test_page_has_no_box_and_no_noise(page: str, capsys: pytest.CaptureFixture[s
         ("key create ann --scope root", "--scope root is not one of read, submit, admin, worker"),
         (
             "doctor --component scheduller",
-            "is not one of operator, scheduler, agent; did you mean scheduler?",
+            "is not one of operator, scheduler, webhook, agent; did you mean scheduler?",
         ),
         ("events --type task_faild", "unknown type task_faild; did you mean task_failed? known:"),
         ("completion tcsh", "SHELL tcsh is not one of bash, zsh, fish"),

@@ -134,7 +134,8 @@ def pod_of(snapshot: WorkloadSnapshot) -> dict[str, Any]:
         pytest.param({"exclusivity": "Shared", "share": 250}, 0, "1000", id="shares"),
         pytest.param(SHARED_MEMORY, 81_920, "1000", id="memory of the largest device"),
         pytest.param(SHARED_MEMORY, 0, "4000", id="memory while no device is known"),
-        pytest.param({**SHARED_MEMORY, "share": 100}, 81_920, "400", id="a share beside memory"),
+        pytest.param({**SHARED_MEMORY, "share": 100}, 81_920, "1000", id="memory above the share"),
+        pytest.param({**SHARED_MEMORY, "share": 500}, 81_920, "2000", id="a share above the memory"),
     ],
 )
 def test_first_container_requests_what_the_claim_counts_for(
