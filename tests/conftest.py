@@ -75,6 +75,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: side_by_side.rank(item.nodeid))
 
 
+running_planes = pytest.StashKey[list[pytest.FixtureDef[Any]]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    if fixturedef.argname in side_by_side.PLANES:
+        request.config.stash.setdefault(running_planes, []).append(fixturedef)
+    return (yield)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """End the control planes of this worker when the others have taken all other tests that need one: idle,
+    they would take CPU until the end of the run. A test that needs one all the same starts it again."""
+    if (
+        isinstance(item, pytest.Function)
+        and side_by_side.worker()
+        and side_by_side.is_past_planes(item.nodeid)
+    ):
+        for fixture in item.config.stash.setdefault(running_planes, []):
+            fixture.finish(item._request)  # type: ignore[arg-type]
+        item.config.stash[running_planes].clear()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> side_by_side.Groups:
     config.option.loadscopereorder = False

@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 
 from tests.support import side_by_side
-from tests.support.side_by_side import HEAVY, Groups
+from tests.support.side_by_side import HEAVY, HOMES, Groups
 
 LIGHT = [f"tests/core/test_{file}.py::test_{number}" for file in "abc" for number in range(4)]
+ALSO = {
+    "cluster": ("tests/scenarios/agent/test_seen_devices.py", "tests/scenarios/kube/test_own_strategy.py")
+}
+"""Files with tests that need more than one: the first gives another its name."""
 MEASURED = [f"{file}::test_it" for file in sorted(HEAVY)]
 
 
@@ -57,6 +61,45 @@ def test_heavy_tests_run_on_one_worker() -> None:
     run(start(nodes, MEASURED + LIGHT), MEASURED + LIGHT, *nodes)
     assert sorted(nodes[0].ran + nodes[1].ran) == sorted(MEASURED + LIGHT)
     assert [set(MEASURED) & set(node.ran) for node in nodes] == [set(MEASURED), set()]
+
+
+def test_files_that_share_a_control_plane_run_on_one_worker() -> None:
+    nodes = [Node(), Node()]
+    shared = [f"{folder}/test_{file}.py::test_it" for folder in HOMES for file in "ab" if ".py" not in folder]
+    light = [f"tests/core/test_{number}.py::test_it" for number in range(100)]
+    tests = sorted(shared + light, key=side_by_side.rank)
+    groups = start(nodes, tests)
+    while any(node.given for node in nodes):
+        for node, pace in zip(nodes, (1, 4), strict=True):
+            for index in [node.given.popleft() for _ in range(min(pace, len(node.given)))]:
+                node.ran.append(tests[index])
+                groups.mark_test_complete(node, index)
+    assert sorted(nodes[0].ran + nodes[1].ran) == sorted(tests)
+    homes = [{side_by_side.home_of(test.partition("::")[0]) for test in node.ran} - {""} for node in nodes]
+    assert homes[0].isdisjoint(homes[1])
+    assert homes[0] | homes[1] == {"cluster", "operator_cluster", "agent_cluster"}
+    for node in nodes:
+        assert node.ran == sorted(node.ran, key=side_by_side.rank)
+
+
+def test_group_of_another_workers_control_plane_is_taken_when_nothing_else_is_left() -> None:
+    nodes = [Node(), Node()]
+    tests = [f"tests/scenarios/operator/test_{file}.py::test_it" for file in "abcdefgh"]
+    run(start(nodes, tests), tests, *nodes)
+    assert all(len(node.ran) >= 3 for node in nodes)
+
+
+def test_control_planes_are_those_that_the_tests_use(request: pytest.FixtureRequest) -> None:
+    """A file that uses another one than the table says starts it where it was ended or never needed."""
+    wrong = {
+        (file, home)
+        for item in request.session.items
+        for home in ("operator_cluster", "agent_cluster", "cluster")
+        if home in getattr(item, "fixturenames", ())
+        and (file := item.nodeid.partition("::")[0]) not in ALSO.get(home, ())
+        and side_by_side.home_of(file) != home
+    }
+    assert wrong == set()
 
 
 @pytest.mark.parametrize("finished", [0, 3, 5])

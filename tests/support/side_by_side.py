@@ -5,8 +5,9 @@ memory, or that load both cores, form one group: they run one after the other, b
 """
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
@@ -25,6 +26,29 @@ FIRST = (
 )
 """What takes longest. It starts first, so that the many short files fill up the end of the run."""
 
+HOMES = {
+    "tests/scenarios/operator": "operator_cluster",
+    "tests/scenarios/kube/test_hostile.py": "operator_cluster",
+    "tests/scenarios/kube/test_manifests.py": "operator_cluster",
+    "tests/scenarios/kube/test_own_strategy.py": "operator_cluster",
+    "tests/scenarios/agent": "agent_cluster",
+    "tests/api/test_accepted.py": "cluster",
+    "tests/api/test_kubectl.py": "cluster",
+    "tests/api/test_kubernetes.py": "cluster",
+    "tests/api/test_refusals.py": "cluster",
+    "tests/api/test_unchangeable.py": "cluster",
+    "tests/contracts/test_kube_client.py": "cluster",
+    "tests/controlplane/test_cluster.py": "cluster",
+    "tests/controlplane/test_real_node.py": "cluster",
+    "tests/faults/test_real.py": "cluster",
+    "tests/scenarios/kube": "cluster",
+    "tests/scenarios/scheduler": "cluster",
+    "tests/scenarios/webhook": "cluster",
+}
+"""The fixture with the control plane that the tests of a file share. To start one takes five seconds of CPU,
+to keep an idle one a fortieth of a core: a worker gets the files that share what it has, and all end when no
+such file is left."""
+
 HEAVY = frozenset(
     {
         "tests/load/test_steady.py",
@@ -40,6 +64,8 @@ HEAVY = frozenset(
     }
 )
 
+PLANES = frozenset({*HOMES.values(), "bare_clusters"})
+
 
 class Worker(NamedTuple):
     number: int
@@ -54,10 +80,26 @@ def worker() -> Worker | None:
 
 
 class Groups(LoadScopeScheduling):
-    """Hand out one group of tests after the other, heavy ones first."""
+    """Hand out one group of tests after the other, heavy ones first, each where its control plane runs."""
+
+    def __init__(self, config: pytest.Config, log: Any = None) -> None:
+        super().__init__(config, log)
+        self._at_home: dict[str, WorkerController] = {}
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Take the first group that needs no control plane of another worker; if all do, the first of all."""
+        group = next((each for each in self.workqueue if self._suits(each, node)), next(iter(self.workqueue)))
+        if home := home_of(group):
+            self._at_home.setdefault(home, node)
+        self.workqueue.move_to_end(group, last=False)
+        super()._assign_work_unit(node)
+
+    def _suits(self, group: str, node: WorkerController) -> bool:
+        home = home_of(group)
+        return not home or self._at_home.get(home, node) is node
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Hand the rest of a lost worker's tests to others; return the test in which it was lost.
@@ -72,6 +114,7 @@ class Groups(LoadScopeScheduling):
             return None
         group, lost = rest[0]
         work[group][lost] = True
+        self._at_home = {home: each for home, each in self._at_home.items() if each is not node}
         self.workqueue.update({group: tests for group, tests in work.items() if not all(tests.values())})
         for other in self.assigned_work:
             if other in self.registered_collections:  # else it still collects, and gets work afterwards
@@ -84,8 +127,23 @@ def group_of(nodeid: str) -> str:
     return "heavy" if file in HEAVY else file
 
 
+def home_of(file: str) -> str:
+    """Return the fixture with the control plane that tests of this file share; empty if they share none."""
+    places = (file, file.rpartition("/")[0])
+    return "" if group_of(file) == "heavy" else next((HOMES[each] for each in places if each in HOMES), "")
+
+
 def rank(nodeid: str) -> int:
-    """Return 0 for heavy tests, 1 for other long ones, 2 for the rest."""
-    if group_of(nodeid) == "heavy":
+    """Return 0 for heavy tests, 1 for those that share a control plane, 2 for other long ones, 3 for the
+    rest."""
+    group = group_of(nodeid)
+    if group == "heavy":
         return 0
-    return 1 if nodeid.startswith(FIRST) else 2
+    if home_of(group):
+        return 1
+    return 2 if nodeid.startswith(FIRST) else 3
+
+
+def is_past_planes(nodeid: str) -> bool:
+    """Tell whether a worker that runs this test will get no more that share a control plane."""
+    return rank(nodeid) > 1

@@ -54,7 +54,8 @@ def test_missing_rbac_rules_are_reported(cluster: Cluster) -> None:
     )
 
 
-def test_shipped_account_passes(account: Path) -> None:
+def test_shipped_account_passes(guarded_cluster: Cluster) -> None:
+    account = guarded_cluster.service_account_kubeconfig(names.NAMESPACE, names.OPERATOR)
     code, _, bad = doctor(account, "--component", "operator")
     assert (code, bad) == (0, [])
 
