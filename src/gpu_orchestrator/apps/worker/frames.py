@@ -136,6 +136,9 @@ class Reader(Generic[T]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[T]:
+        head = _LENGTH.size
+        if not self._buffer and len(data) >= head and _LENGTH.unpack_from(data)[0] == len(data) - head:
+            return [self._decoder.decode(data[head:])]  # one whole frame, as mostly
         self._buffer += data
         frames, start = [], 0
         while len(self._buffer) - start >= _LENGTH.size:

@@ -4,14 +4,18 @@ The last test runs a request through uvicorn's private protocol, to notice when 
 """
 
 import asyncio
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from gpu_orchestrator.apps.manager.http.uvicorn_tuning import CoalescingHttpProtocol, CoalescingTransport
+from gpu_orchestrator.apps.manager.http.uvicorn_tuning import (
+    WHOLE,
+    CoalescingHttpProtocol,
+    CoalescingTransport,
+)
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
 
@@ -122,6 +126,24 @@ async def test_closed_connection_is_not_paused(both: tuple[CoalescingTransport, 
     assert written.pauses == []
 
 
+async def answered(app: Any, request: bytes) -> Written:
+    """Return what the protocol writes for a request to this application."""
+    config = uvicorn.Config(
+        app, http=CoalescingHttpProtocol, lifespan="off", log_config=None, access_log=False
+    )
+    config.load()
+    state, written = ServerState(), Written()
+    protocol = CoalescingHttpProtocol(config, state, {})
+    protocol.connection_made(cast(asyncio.Transport, written))
+    protocol.data_received(request)
+    while state.tasks:
+        await asyncio.gather(*state.tasks)
+    is_closed = written.is_closed
+    protocol.connection_lost(None)
+    written.is_closed = is_closed
+    return written
+
+
 async def test_uvicorn_protocol_writes_a_response_at_once() -> None:
     """Fails if a new uvicorn writes past the wrapped transport, or in more steps than head and body."""
 
@@ -129,14 +151,51 @@ async def test_uvicorn_protocol_writes_a_response_at_once() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    config = uvicorn.Config(app, http=CoalescingHttpProtocol, lifespan="off", log_config=None)
-    config.load()
-    state, written = ServerState(), Written()
-    protocol = CoalescingHttpProtocol(config, state, {})
-    protocol.connection_made(cast(asyncio.Transport, written))
-    protocol.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    await asyncio.gather(*state.tasks)
-    (call,) = written.calls
+    (call,) = (await answered(app, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")).calls
     assert call.startswith(b"HTTP/1.1 200 OK\r\n")
     assert call.endswith(b"\r\n\r\nok")
-    protocol.connection_lost(None)
+
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+REQUESTS = (
+    pytest.param(GET, id="usual"),
+    pytest.param(GET.replace(b"GET", b"HEAD"), id="without body"),
+    pytest.param(GET.replace(b"Host", b"Connection: close\r\nHost"), id="closes"),
+    pytest.param(GET.replace(b"1.1", b"1.0"), id="old client"),
+    pytest.param(GET + GET, id="two at once"),
+    pytest.param(
+        b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nhi", id="asks first"
+    ),
+)
+
+
+@pytest.mark.parametrize("request_bytes", REQUESTS)
+async def test_whole_response_has_the_bytes_of_one_in_two_messages(request_bytes: bytes) -> None:
+    bodies: list[bytes] = []
+
+    def app(*, is_whole: bool) -> Any:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            bodies.append((await receive())["body"])
+            headers = [(b"content-length", b"2"), (b"x-correlation-id", b"\xe4 b")]
+            start = {"type": "http.response.start", "status": 202, "headers": headers}
+            await send({**start, WHOLE: b"ok"} if is_whole else start)
+            if not is_whole:
+                await send({"type": "http.response.body", "body": b"ok"})
+
+        return answer
+
+    whole = await answered(app(is_whole=True), request_bytes)
+    usual = await answered(app(is_whole=False), request_bytes)
+    assert b"".join(whole.calls) == b"".join(usual.calls)
+    assert whole.is_closed == usual.is_closed
+    assert bodies == [bodies[0]] * len(bodies)
+
+
+async def test_header_with_a_line_break_is_refused_in_a_whole_response() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-length", b"2"), (b"x-correlation-id", b"a\r\nset-cookie: b")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers, WHOLE: b"ok"})
+
+    written = await answered(app, GET)
+    assert written.calls == []
+    assert written.is_closed

@@ -17,10 +17,11 @@ def until_ready(attempt: Attempt, runner: RunnerHandle) -> None:
 
 def begin(attempt: Attempt, runner: RunnerHandle) -> None:
     attempt.stop_timers()
-    if attempt.assign.soft_limit_s:
-        _later(attempt, attempt.assign.soft_limit_s, runner.send, frames.SoftLimit(*attempt.key))
-    if attempt.assign.timeout_s:
-        _later(attempt, attempt.assign.timeout_s, _time_out, attempt, runner)
+    soft_s, hard_s = attempt.assign.soft_limit_s, attempt.assign.timeout_s
+    if soft_s and (not hard_s or soft_s <= hard_s):
+        _later(attempt, soft_s, _soften, attempt, runner)  # it sets the other timer: most tasks end before
+    elif hard_s:
+        _later(attempt, hard_s, _time_out, attempt, runner)
     if attempt.is_cancelled:
         cancel(attempt, runner)
 
@@ -30,6 +31,13 @@ def cancel(attempt: Attempt, runner: RunnerHandle) -> None:
     runner.send(frames.Cancel(*attempt.key))
     _later(attempt, attempt.grace_s, runner.terminate)
     _later(attempt, attempt.grace_s * 2, runner.kill)
+
+
+def _soften(attempt: Attempt, runner: RunnerHandle) -> None:
+    runner.send(frames.SoftLimit(*attempt.key))
+    soft_s, hard_s = attempt.assign.soft_limit_s, attempt.assign.timeout_s
+    if hard_s:
+        _later(attempt, hard_s - soft_s, _time_out, attempt, runner)
 
 
 def _time_out(attempt: Attempt, runner: RunnerHandle) -> None:

@@ -89,15 +89,21 @@ class RunnerPool:
     def free(self, attempt: Attempt, callbacks: RunnerCallbacks) -> RunnerHandle | None:
         """Return a runner for one more attempt: idle, or new, or quick enough to have attempts queued."""
         use = self._use_of(attempt)
-        runners = [runner for runner in self._runners[use.devices] if not runner.is_ending]
-        mine = [runner for runner in runners if use.is_served_by(runner)]
-        busy = len([runner for runner in runners if runner.queue])
+        idle = ahead = None
+        busy = 0
+        for runner in self._runners[use.devices]:
+            if runner.is_ending:
+                continue
+            queued = len(runner.queue)
+            busy += queued > 0
+            if use != (runner.devices, runner.owner, runner.limit_mib):
+                continue
+            if not queued:
+                idle = idle or runner
+            if runner.is_quick and (ahead is None or queued < len(ahead.queue)):
+                ahead = runner
         if use.devices or busy < self._processes:
-            for runner in mine:
-                if not runner.queue:
-                    return runner
-            return self._start(use, callbacks)
-        ahead = min((r for r in mine if r.is_quick), key=lambda r: len(r.queue), default=None)
+            return idle or self._start(use, callbacks)
         return ahead if ahead and len(ahead.queue) < AHEAD else None
 
     def _use_of(self, attempt: Attempt) -> RunnerUse:
