@@ -11,6 +11,9 @@ OUTCOME = "sim.gpu-orchestrator/outcome"  # "fail", or anything else for success
 # On a node: its devices, written by hand, for readers on nodes without an agent.
 DEVICES = "gpu.scheduling/devices"
 MANAGED_BY_KWOK = {"kwok.x-k8s.io/node": "fake"}
+PRETENDS = {
+    "type": "kwok"
+}  # the label that kwokctl gives its nodes: DaemonSets that need a machine stay away
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class GpuNode:
             "kubernetes.io/hostname": self.name,
             "kubernetes.io/os": "linux",
             "kubernetes.io/arch": "amd64",
+            **PRETENDS,
             **(about_gpus if self.gpus else {}),
             **self.labels,
         }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install the operator, the gpu-scheduler, the webhook and the policies into the cluster of kubectl's current context.
-# Run it again to update them; the settings of gpu-scheduler and webhook stay as they are then.
+# Install the operator, the gpu-scheduler, the webhook, the policies and, on nodes with GPUs, the agent into the cluster
+# of kubectl's current context. Run it again to update them; the settings of gpu-scheduler, webhook and agent stay then.
 #
 #   scripts/deploy.sh [NAMESPACE] [--image IMAGE] [--dry-run] [--no-wait]
 #
@@ -39,7 +39,7 @@ found=$(kubectl version --request-timeout=10s 2>&1 >/dev/null) ||
 
 # They have names of the whole cluster: bound to the ServiceAccounts of another namespace, those of the first lose their
 # rights, and the new gpu-scheduler does not see which devices the first has given away.
-for each in gpu-scheduler gpu-orchestrator-controller-manager gpu-scheduler-webhook; do
+for each in gpu-scheduler gpu-orchestrator-controller-manager gpu-scheduler-webhook gpu-scheduler-agent; do
   spaces=$(kubectl get clusterrolebinding "$each" --ignore-not-found -o jsonpath='{.subjects[*].namespace}') ||
     die "could not look for another installation (ClusterRoleBinding $each); see above"
   [[ -z $spaces || " $spaces " == *" $namespace "* ]] ||
@@ -66,7 +66,14 @@ documents() {
 }
 
 everything=$(manifests config/default)
-for each in gpu-scheduler gpu-scheduler-webhook; do
+# With its MPS daemons the CUDA work of all shared claims would end, so an agent that keeps them goes on doing so.
+args=$(kubectl get daemonset gpu-scheduler-agent -n "$namespace" --ignore-not-found \
+  -o jsonpath='{.spec.template.spec.containers[*].args}') || die "could not look for the agent; see above"
+if [[ $args == *'"--mps"'* ]]; then
+  echo "deploy: the agent keeps MPS daemons, so it is updated from config/agent-mps"
+  everything=$(documents without DaemonSet gpu-scheduler-agent <<<"$everything")$'\n---\n'$(manifests config/agent-mps)
+fi
+for each in gpu-scheduler gpu-scheduler-webhook gpu-scheduler-agent; do
   settings=$(kubectl get configmap "$each" -n "$namespace" --ignore-not-found -o jsonpath='{.data}') ||
     die "could not look for the settings of the $each (ConfigMap $each in namespace $namespace)"
   [[ $settings ]] || continue
@@ -133,6 +140,11 @@ if [[ $wait ]]; then
     kubectl rollout status "deployment/$each" -n "$namespace" --timeout=180s ||
       die "$each did not become ready; look at: kubectl get pods,events -n $namespace"
   done
+  # One broken node must not make the whole installation fail.
+  kubectl rollout status daemonset/gpu-scheduler-agent -n "$namespace" --timeout=60s ||
+    echo "deploy: the agent is not ready on each of its nodes; look at: kubectl get pods -o wide -n $namespace"
 fi
-echo "deploy: operator, gpu-scheduler, webhook and policies are installed in namespace $namespace"
+echo "deploy: operator, gpu-scheduler, webhook, policies and agent are installed in namespace $namespace"
+echo "deploy: the agent runs on nodes whose labels tell of GPUs (docs/agent.md): kubectl get gns; for another node:" \
+  "kubectl label node NAME gpu.scheduling/agent=true"
 echo "deploy: try: kubectl apply -f examples/gpuworkload-sample.yaml -f examples/claimed-pod.yaml"

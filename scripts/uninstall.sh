@@ -4,10 +4,10 @@
 #   scripts/uninstall.sh [NAMESPACE] [--scheduler] [--all [--patience SECONDS]] [--dry-run]
 #
 #   NAMESPACE     their namespace (default: gpu-orchestrator-system)
-#   --scheduler   also remove the gpu-scheduler, its webhook and the policies; claims, and the leases of devices that
-#                 pods have, stay
+#   --scheduler   also remove the gpu-scheduler, its webhook, the policies, the agent with its reports, and what they
+#                 wrote on nodes; claims, and the leases of devices that pods have, stay
 #   --all         remove everything: also every GPUWorkload with its Job, every GpuClaim, the
-#                 CustomResourceDefinitions, and the namespace with all leases
+#                 CustomResourceDefinitions, the namespace with all leases, and our labels of nodes
 #   --patience    how long ended pods may keep their claims, and deleted workloads their pods (default: 60)
 #   --dry-run     print what would be deleted, and change nothing
 set -euo pipefail
@@ -20,7 +20,7 @@ dry_run=""
 patience_s=60
 
 die() { echo "uninstall: $*" >&2; exit 1; }
-usage() { sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,14s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 
 while (($#)); do
   case $1 in
@@ -143,6 +143,60 @@ state() {
   if [[ ${ready:-0} -gt 0 ]]; then echo running; else echo gone; fi
 }
 
+# Print the nodes for which a go-template's condition is true, one a line.
+nodes() {
+  kubectl get nodes -o go-template='{{range .items}}{{$name := .metadata.name}}'"$1"'{{end}}' ||
+    die "could not list nodes; see above"
+}
+
+# Run `kubectl WORDS` for each node named on stdin. Nodes come and go: one that is gone needs nothing more.
+each_node() {
+  local node left
+  while read -r node; do
+    [[ $node ]] || continue
+    kubectl "${@//NODE/$node}" ${dry_run:+"$dry_run"} </dev/null && continue
+    left=$(kubectl get node "$node" --ignore-not-found -o name) && [[ -z $left ]] ||
+      die "node $node could not be cleaned; see above"
+  done
+}
+
+# Take off the nodes what scheduler and agent wrote there, once nobody is left to write it again.
+clean_nodes() {
+  local line='{{$name}}{{"\n"}}' counted tainted part
+  for part in gpu-scheduler gpu-scheduler-agent; do
+    [[ $dry_run ]] || kubectl wait --for=delete pod -n "$namespace" --timeout=60s \
+      -l "app.kubernetes.io/name=gpu-orchestrator,app.kubernetes.io/component=$part" >/dev/null ||
+      echo "uninstall: pods of $part have not ended; if nodes show gpu.scheduling/milligpu later, run this again"
+  done
+  counted=$(nodes "{{with .status.capacity}}{{if index . \"$milligpu\"}}$line{{end}}{{end}}" &&
+    nodes "{{with .status.allocatable}}{{if index . \"$milligpu\"}}$line{{end}}{{end}}") || exit 1
+  tainted=$(nodes "{{range .spec.taints}}{{if eq .key \"$taint\"}}$line{{end}}{{end}}") || exit 1
+  each_node patch node NODE --subresource=status --type=merge \
+    -p '{"status":{"capacity":{"'$milligpu'":null},"allocatable":{"'$milligpu'":null}}}' <<<"$(sort -u <<<"$counted")"
+  each_node taint node NODE "$taint-" <<<"$(sort -u <<<"$tainted")"
+}
+
+# Take the labels off nodes that administrators wrote for us.
+unlabel_nodes() {
+  local label
+  for label in gpu.scheduling/agent gpu.scheduling/mode; do
+    kubectl label nodes -l "$label" "$label-" ${dry_run:+"$dry_run"} || die "label $label stays on nodes; see above"
+  done
+}
+
+# What the agent reported: it would be believed for ever.
+delete_reports() {
+  local lease
+  if [[ $(list gpunodestatuses.gpu.scheduling -o name) ]]; then
+    kubectl delete gpunodestatuses.gpu.scheduling --all ${dry_run:+"$dry_run"} || die "some reports were not deleted"
+  fi
+  for lease in $(kubectl get leases -n "$namespace" --ignore-not-found -o name | grep /gpu-agent- || true); do
+    kubectl delete -n "$namespace" "$lease" --ignore-not-found ${dry_run:+"$dry_run"}
+  done
+}
+
+milligpu=gpu.scheduling/milligpu
+taint=gpu.scheduling/mismatch
 left=$(count gpuworkloads.gpu.warp.dev)
 if [[ $all ]]; then
   if ((left)); then delete_workloads; fi
@@ -152,12 +206,17 @@ if [[ $all ]]; then
     scheduler_state=$(state gpu-scheduler)
     release_claims "$scheduler_state"
   fi
-  delete config/default
+  for part in config/agent-mps config/default; do delete $part; done
+  clean_nodes
+  unlabel_nodes
 else
   # The policies first: without a webhook they would refuse pods that nobody is left to serve.
-  for part in rbac manager ${scheduler:+policy webhook scheduler}; do delete "config/$part"; done
-  if [[ $scheduler ]]; then # it has made this one itself
+  for part in rbac manager ${scheduler:+policy webhook agent-mps scheduler}; do delete "config/$part"; done
+  if [[ $scheduler ]]; then
+    # The webhook has made this one itself.
     kubectl delete secret gpu-scheduler-webhook-cert -n "$namespace" --ignore-not-found ${dry_run:+"$dry_run"}
+    clean_nodes
+    delete_reports
   fi
   claims=$(count gpuclaims.gpu.scheduling)
   echo "uninstall: namespace $namespace with its leases, the definitions, $left GPUWorkload(s) and" \

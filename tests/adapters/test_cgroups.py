@@ -98,6 +98,9 @@ def test_pod_of_a_process_is_read_below_a_root(tmp_path: Path) -> None:
     (folder / "cgroup").write_text(f"0::/kubepods/pod{UID}/{ID}\n")
     assert cgroups.read(42, tmp_path) == UID
     assert cgroups.read(43, tmp_path) == "", "it has ended"
+    (tmp_path / "proc" / "self").mkdir()
+    assert cgroups.pods(tmp_path) == {UID}
+    assert cgroups.pods(tmp_path / "nothing") == set()
 
 
 def test_this_process_is_in_no_pod_of_a_cluster_that_is_not_there() -> None:

@@ -1,12 +1,14 @@
 """One MPS daemon starts with its ceilings, and ends with the process that started it."""
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from gpu_orchestrator.adapters import keeper, own_shm
+from gpu_orchestrator.adapters import mps as adapter
 from gpu_orchestrator.adapters.mps import MpsDaemon, MpsFailed
 from gpu_orchestrator.api.mps import Daemon
 from tests.support import mps_program
@@ -71,6 +73,25 @@ async def test_daemon_that_does_not_take_a_ceiling_is_ended(
         await daemon.start()
     assert not daemon.is_running
     assert not daemon.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [("sleep 600", "did not answer in"), ("exec yes", "says more than")],
+)
+async def test_daemon_whose_place_somebody_took_is_ended(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
+    monkeypatch.setattr(adapter, "TELL_S", 0.5)
+    talk = tmp_path / "talk"
+    talk.write_text(f'#!/bin/sh\nif [ "$1" = -f ]; then exec {program} -f; fi\n{script}\n')
+    talk.chmod(0o755)
+    daemon = MpsDaemon(str(talk), {"PATH": "/usr/bin:/bin"}, commands=["any"], answers=1)
+    before = set(keeper.descendants(os.getpid()))
+    with pytest.raises(MpsFailed, match=said):
+        await daemon.start()
+    assert not daemon.is_running
+    await gone(set(keeper.descendants(os.getpid())) - before)
 
 
 KILLED = """

@@ -1,5 +1,5 @@
-"""What `config/default` installs, created object by object: without Deployments, whose processes the tests
-run themselves, and much faster than by kubectl.
+"""What `config/default` installs, created object by object: without Deployments and the DaemonSet, whose
+processes the tests run themselves, and much faster than by kubectl.
 
 The policies hold in the namespaces that a selector names, so that a cluster has room for tests of the parts
 behind them, too: what the gpu-scheduler makes of forged objects is tested where the policies let them in.
@@ -20,7 +20,7 @@ from controlplane.cluster import Cluster
 from gpu_orchestrator.api import names
 from tests.support.operator_process import eventually
 from tests.support.paths import ROOT
-from tests.support.webhook_process import SelfMadeWebhook
+from tests.support.webhook_process import SelfMadeWebhook, Webhook
 
 CONFIG = ROOT / "config"
 SYSTEM = names.NAMESPACE
@@ -29,7 +29,8 @@ CLOSED: Json = {LABEL: "closed"}
 OPEN: Json = {LABEL: "open"}
 ONLY_CLOSED: Json = {"matchLabels": CLOSED}
 ALL_BUT_OPEN: Json = {"matchExpressions": [{"key": LABEL, "operator": "NotIn", "values": ["open"]}]}
-NOT_CREATED = ("Deployment", "PodDisruptionBudget", "NetworkPolicy")
+ACCOUNT = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+NOT_CREATED = ("Deployment", "DaemonSet", "PodDisruptionBudget", "NetworkPolicy")
 RBAC = "rbac.authorization.k8s.io"
 PREFIX = f"system:serviceaccount:{SYSTEM}:"
 
@@ -169,6 +170,25 @@ def webhook(cluster: Cluster, folder: Path) -> Iterator[SelfMadeWebhook]:
     with made.using(cluster.service_account_kubeconfig(SYSTEM, names.WEBHOOK)):
         eventually(lambda: is_filled_in(cluster), "claimed pods are filled in")
         yield made
+
+
+@contextmanager
+def webhook_in(cluster: Cluster, folder: Path, namespace: str, **settings: Any) -> Iterator[Webhook]:
+    """Run the webhook under its shipped account for the pods of one namespace, where nothing is installed."""
+    account = [each for each in documents(CONFIG / "webhook") if each["kind"] in ACCOUNT]
+    for each in account:
+        create(cluster, each)
+    await_rights(cluster, account)
+    made = Webhook(
+        cluster.service_account_kubeconfig(SYSTEM, names.WEBHOOK), folder, drainSeconds=0, **settings
+    )
+    try:
+        with made:
+            made.install(cluster, namespace)
+            eventually(lambda: is_filled_in(cluster, namespace), "claimed pods are filled in")
+            yield made
+    finally:
+        made.uninstall(cluster)
 
 
 def open_up(cluster: Cluster, namespace: str) -> None:

@@ -3,6 +3,7 @@
 Merge `real_node.pin` into the spec, or bind the pod: otherwise no scheduler places it there.
 """
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from controlplane.api import Json
 from controlplane.realnode import images
 from controlplane.realnode.node import RealNode
+from gpu_orchestrator.adapters import cgroups
 from tests.support.paths import ROOT
 
 
@@ -50,3 +52,9 @@ def python_spec(
         "volumeMounts": mounted,
     }
     return {"containers": [main], "volumes": volumes}
+
+
+def processes(uid: str) -> list[int]:
+    """Return the processes of the pod with this UID, as this machine numbers them."""
+    pids = [int(each) for each in os.listdir("/proc") if each.isdecimal()]
+    return [pid for pid in pids if cgroups.read(pid) == uid]

@@ -10,6 +10,7 @@ A reader in a cgroup namespace of its own sees paths of others from where it is:
 several pods in a path the first counts: what comes after it, the pod's own processes can have made.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -38,3 +39,12 @@ def read(pid: int, root: Path = Path("/")) -> str:
             return pod_of(file.read(LONGEST))
     except OSError:
         return ""
+
+
+def pods(root: Path = Path("/")) -> set[str]:
+    """Return the UIDs of all pods that have a process on this machine."""
+    try:
+        pids = [int(name) for name in os.listdir(root / "proc") if name.isdecimal()]
+    except OSError:
+        return set()
+    return {uid for pid in pids if (uid := read(pid, root))}

@@ -9,12 +9,17 @@ The worker has one for each owner and set of devices; the agent of a Kubernetes 
 
 import asyncio
 import os
+import select
 import shutil
+import signal
+import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from gpu_orchestrator.adapters import keeper
+from gpu_orchestrator.adapters import foreign_files, keeper
 from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.api import mps
 
@@ -22,6 +27,9 @@ PROGRAM = "nvidia-cuda-mps-control"
 START_S = 20.0
 LOOK_EVERY_S = 0.01
 LAST_WORDS = 400
+TELL_S, LONGEST_ANSWER = 5.0, 64 * 1024
+"""How long the control program may take, and how much it may say: a client that took the daemon's place would
+answer never, or without end."""
 
 
 class MpsFailed(OSError):
@@ -95,22 +103,20 @@ class MpsDaemon:
             os.close(far)
         await self._until_listening()
         if self._commands:
-            await self._tell()
+            try:
+                await self._tell()
+            except MpsFailed:
+                await self.end()
+                raise
 
     async def _tell(self) -> None:
         """Give the commands to the daemon; raise `MpsFailed` if it does not take one. A ceiling that is set
         after the first client would not hold that one, so nobody may hear of the daemon before."""
-        control = await asyncio.create_subprocess_exec(
-            self._program,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=dict(self._variables) | self.variables(),
-        )
-        said, _ = await control.communicate("".join(f"{each}\n" for each in self._commands).encode())
+        commands = "".join(f"{each}\n" for each in self._commands).encode()
+        variables = dict(self._variables) | self.variables()
+        code, said = await asyncio.to_thread(_talk, self._program, variables, commands)
         lines = said.decode(errors="replace").splitlines()
-        if control.returncode or len(lines) != self._answers or any("nknown" in each for each in lines):
-            await self.end()
+        if code or len(lines) != self._answers or any("nknown" in each for each in lines):
             asked, answered = "; ".join(self._commands), "; ".join(lines)
             raise MpsFailed(f"{self._program} did not take {asked}; it said: {answered[-LAST_WORDS:]}")
 
@@ -141,7 +147,8 @@ class MpsDaemon:
         self.kill()
         await self.ended()
         if self._temporary:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            with suppress(OSError):
+                await asyncio.to_thread(foreign_files.remove, self.folder)
 
     async def ended(self) -> None:
         """Return when the daemon and everything it started has ended."""
@@ -158,3 +165,40 @@ class MpsDaemon:
             return (self._logs / "control.log").read_text(errors="replace")[-LAST_WORDS:].strip()
         except OSError:
             return "it wrote no log"
+
+
+def _talk(program: str, variables: Mapping[str, str], commands: bytes) -> tuple[int, bytes]:
+    """Run the control program with these commands; return its exit code and what it says. Raise `MpsFailed`
+    if it does not end in time or says too much: then it is killed."""
+    with subprocess.Popen(
+        [program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=variables,
+        start_new_session=True,
+        bufsize=0,
+    ) as control:
+        try:
+            return _exchange(control, commands)
+        except subprocess.TimeoutExpired as error:
+            raise MpsFailed(f"{PROGRAM} did not answer in {TELL_S:g} s") from error
+        finally:
+            if control.returncode is None:
+                os.killpg(control.pid, signal.SIGKILL)
+
+
+def _exchange(control: "subprocess.Popen[bytes]", commands: bytes) -> tuple[int, bytes]:
+    deadline, said = time.monotonic() + TELL_S, b""
+    if control.stdin is None or control.stdout is None:
+        return control.wait(TELL_S), said
+    with suppress(OSError), control.stdin:  # it may have ended already, and its answer says why
+        control.stdin.write(commands)
+    while select.select([control.stdout], [], [], max(deadline - time.monotonic(), 0.0))[0]:
+        more = control.stdout.read(LONGEST_ANSWER)
+        said += more or b""
+        if not more:
+            return control.wait(max(deadline - time.monotonic(), 0.1)), said
+        if len(said) > LONGEST_ANSWER:
+            raise MpsFailed(f"{PROGRAM} says more than {LONGEST_ANSWER:,} bytes")
+    raise subprocess.TimeoutExpired(control.args, TELL_S)

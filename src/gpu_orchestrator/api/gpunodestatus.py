@@ -92,6 +92,7 @@ class NodeFabric(Wire, frozen=True, gc=False):
 class NodeMps(Wire, frozen=True, gc=False):
     """Set where the agent keeps MPS daemons, which hold shares of NVIDIA GPUs to what was claimed."""
 
+    ready: Annotated[bool, about("The agent can start daemons here.")] = False
     folders: Annotated[
         list[Annotated[str, text("Folder of a daemon.", 1, 64)]],
         about("Daemons that listen, by their folders.", at_most=4096, list_type="set"),

@@ -70,6 +70,38 @@ def test_lost_device_reports_a_problem_and_the_others_go_on(driver: RecordedNvml
     assert [device.uuid for device in nvml.devices()] == ["GPU-0", "GPU-1"]
 
 
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        ("nvmlDeviceGetMemoryInfo", {"*": {"total": 81920 * MIB, "used": 2**64 - 1, "free": 0}}),
+        ("nvmlDeviceGetMemoryInfo", {"*": {"total": None, "used": 0, "free": 0}}),
+    ],
+)
+def test_nonsense_of_one_device_is_its_problem_and_the_others_go_on(
+    driver: RecordedNvml, call: str, answer: Any
+) -> None:
+    nvml = Nvml()
+    nvml.devices()
+    driver.gpus["0"] |= {call: answer}
+    odd, fine = nvml.readings()
+    assert odd.problem.startswith("the driver answers with nonsense")
+    assert fine.problem == ""
+    again = Nvml()
+    assert [device.uuid for device in again.devices()] == ["GPU-1"]
+    assert "GPU 0 answers with nonsense" in again.notes()[0]
+
+
+def test_text_that_is_no_text_is_left_out(driver: RecordedNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    def garbled(*_: Any) -> str:
+        return b"\xff\xfe".decode()
+
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", garbled)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetPciInfo", garbled)
+    assert [(each.driver_version, each.pci_bus_id) for each in Nvml().devices()] == [("", "")] * 2
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: b"58\xff")
+    assert Nvml().devices()[0].driver_version == "58\ufffd"
+
+
 def test_reloaded_driver_is_found_again(driver: RecordedNvml) -> None:
     nvml = Nvml()
     nvml.devices()

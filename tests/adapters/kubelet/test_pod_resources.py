@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_orchestrator.adapters.kubelet import pod_resources
 from gpu_orchestrator.adapters.kubelet.pod_resources import GivenDevices, PodResources
 from tests.support.kubelet_server import Kubelet, serving
 
@@ -47,6 +48,38 @@ async def test_no_socket_is_no_answer(tmp_path: Path) -> None:
     assert await PodResources("").list() is None
     (tmp_path / "kubelet.sock").touch()
     assert await PodResources(str(tmp_path / "kubelet.sock")).list() is None
+
+
+@pytest.mark.parametrize("error", [AssertionError(), NotImplementedError("compressed"), OSError(36, "long")])
+async def test_whatever_the_library_raises_is_no_answer(
+    kubelet: Kubelet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """It asserts what a server sends."""
+
+    async def fail(self: PodResources) -> bytes:
+        raise error
+
+    client = PodResources(str(tmp_path / "kubelet.sock"))
+    async with serving(kubelet, tmp_path / "kubelet.sock"):
+        with monkeypatch.context() as patch:
+            patch.setattr(PodResources, "_call", fail)
+            assert await client.list() is None
+        assert await client.list() == (GIVEN,)
+        client.close()
+
+
+async def test_socket_with_an_impossible_name_is_no_answer() -> None:
+    assert await PodResources("/" + "y" * 300).list() is None
+
+
+async def test_answer_that_is_too_long_is_no_answer(
+    kubelet: Kubelet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_resources, "LONGEST", 10)
+    client = PodResources(str(tmp_path / "kubelet.sock"))
+    async with serving(kubelet, tmp_path / "kubelet.sock"):
+        assert await client.list() is None
+        client.close()
 
 
 async def test_refusal_is_no_answer_and_the_next_call_works(kubelet: Kubelet, tmp_path: Path) -> None:

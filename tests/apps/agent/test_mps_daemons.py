@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_orchestrator.adapters import keeper
+from gpu_orchestrator.adapters import foreign_files, keeper
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.api.deviceleases import DeviceRef, Hold, Holder
 from gpu_orchestrator.api.mps import Daemon
@@ -212,3 +212,37 @@ async def test_where_no_daemon_starts_nothing_is_reported(site: Site, program: P
         await until(lambda: site.failures > 0)
         assert site.daemons.report is None
         assert not site.folder(A).exists()
+
+
+@pytest.mark.usefixtures("program")
+async def test_folder_that_a_client_spoiled_costs_its_own_daemon_only(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = foreign_files.empty
+
+    def refuse(folder: Path) -> None:
+        if folder.is_relative_to(site.folder(A)) and (site.folder(A) / "shm" / "spoiled").exists():
+            raise PermissionError("not yours")
+        empty(folder)
+
+    async with site.running(A, B, driver="580.1"):
+        await site.lists(A, B)
+        other = site.pid(B)
+        (site.folder(A) / "shm" / "spoiled").mkdir()
+        monkeypatch.setattr(foreign_files, "empty", refuse)
+        mps_program.kill(str(site.folder(A) / "pipe"))
+        await site.lists(B)
+        await until(lambda: site.failures >= 2)
+        site.hold(B)
+        site.later += GRACE_S
+        site.daemons.check()
+        before = site.failures
+        site.later += GRACE_S
+        site.daemons.check()
+        await until(lambda: site.failures > before)
+        assert is_there(str(site.folder(A))), "it is told, and tried again"
+        monkeypatch.setattr(foreign_files, "empty", empty)
+        site.later += GRACE_S
+        site.daemons.check()
+        await until(lambda: not is_there(str(site.folder(A))))
+        assert site.pid(B) == other, "nobody else noticed"

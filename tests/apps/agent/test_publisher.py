@@ -113,6 +113,18 @@ async def test_server_that_is_away_gets_the_newest_state_when_it_is_back() -> No
     assert last["status"]["devices"][0]["inUseBy"] == ["new"]
 
 
+async def test_report_that_may_be_wrong_is_not_current_until_what_is_seen_is_known() -> None:
+    async with publishing(Server()) as made:
+        made.offer(status())
+        await asyncio.sleep(1)
+        for _ in range(2):
+            made.fall_behind()
+            await asyncio.sleep(publisher.OVERDUE_S + 1)
+            assert not made.is_current()
+            made.offer(status(used=7))
+            assert made.is_current()
+
+
 async def test_refusal_is_retried_and_does_not_end_the_agent() -> None:
     server = Server()
     path = f"/apis/gpu.scheduling/v1/gpunodestatuses/{NODE}/status"

@@ -169,7 +169,7 @@ def test_users_are_those_of_processes_and_of_the_kubelet() -> None:
         GivenDevices("ns", "b", "example.com/rdma", ("GPU-1",)),
         GivenDevices("ns", "unknown", "nvidia.com/gpu", ("GPU-1",)),
     ]
-    by_name = {("ns", "b"): "pod-b"}
-    users = usage.of_kubelet(seen, given, lambda namespace, name: by_name.get((namespace, name)))
-    assert users == {"GPU-0": frozenset({"pod-b"}), "GPU-1": frozenset({"pod-b"})}
+    b, unknown = ("ns", "b"), ("ns", "unknown")
+    assert usage.of_kubelet(seen, given) == {"GPU-0": [b], "GPU-1": [b, unknown]}
+    users = {"GPU-0": frozenset({"pod-b"})}
     assert usage.joined(usage.of_processes(seen), users)["GPU-0"] == frozenset({"pod-a", "pod-b"})

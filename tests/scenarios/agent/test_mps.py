@@ -25,6 +25,7 @@ from tests.support.workers import is_alive
 USER = f"system:serviceaccount:{names.NAMESPACE}:{names.AGENT}"
 SINCE = "2026-01-01T00:00:00.000000Z"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{names.NAMESPACE}/leases"
+READY = {"ready": True}
 FOLDER = mps.folder_of("team", [1], 1024, 250)
 
 
@@ -84,16 +85,18 @@ def site(agent_stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_daemon_comes_with_the_lease_and_ends_with_the_agent(site: Site) -> None:
     with site.agent(mps=True) as agent:
-        site.reports({}, "the node can keep daemons")
+        site.reports(READY, "the node can keep daemons")
         site.give(agent)
-        site.reports({"folders": [FOLDER]}, "the daemon of the lease listens")
+        site.reports(READY | {"folders": [FOLDER]}, "the daemon of the lease listens")
         first = site.pids()
         agent.process.kill()
         until(lambda: not any(map(is_alive, first)), "the daemon has ended with the killed agent")
     with site.agent(mps=True):
         until(site.are_alive, "a new agent has a new daemon there")
         second = site.pids()
-        site.reports({"folders": [FOLDER]}, "and reports it")
+        site.reports(READY | {"folders": [FOLDER]}, "and reports it")
+        site.cluster.api.request("DELETE", f"{LEASES}/{names.device_lease(site.node, 1)}")
+        site.reports(READY, "nobody needs it any more")
         assert not set(first) & set(second)
     assert not any(map(is_alive, second)), "an agent that stops ends its daemons"
     assert site.mps is None, "and has said so before"
@@ -139,7 +142,12 @@ def test_overlay_adds_what_the_daemons_take_and_nothing_else(agent_stage: Stage)
     assert container["args"][-1] == "--mps"
     assert {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility,compute"} in container["env"]
     assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
-    assert container["securityContext"]["capabilities"]["add"] == ["SETUID", "SETGID"]
+    assert container["securityContext"]["capabilities"]["add"] == [
+        "SETUID",
+        "SETGID",
+        "DAC_OVERRIDE",
+        "FOWNER",
+    ]
     paths = {each["hostPath"]["path"] for each in spec["volumes"] if "hostPath" in each}
     assert paths == {"/var/lib/kubelet/pod-resources", "/run/gpu-mps"}
     assert "hostIPC" not in spec

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -18,14 +17,12 @@ from tests.support import device_plugin, installation
 from tests.support.agent_fleet import REPORTS, AgentProcess
 from tests.support.real_pods import container, pod
 from tests.support.scheduler_stage import CLAIMS, REFUSE, Stage, claim, example, until
-from tests.support.webhook_process import Webhook
 
 Json = dict[str, Any]
 THREE = "3xH100:80GiB"
 RESOURCE = "nvidia.com/gpu"
 SHOWN = "that is all"
 SHOW = ("env", f"echo {SHOWN}")
-ACCOUNT = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ def site(real_node: RealNode, tmp_path_factory: pytest.TempPathFactory) -> Itera
     name = f"test-{uuid4().hex[:8]}"
     cluster.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     with ExitStack() as stack:
-        _serve_webhook(stack, cluster, folder, name)
+        stack.enter_context(installation.webhook_in(cluster, folder, name))
         agent = AgentProcess(
             cluster,
             real_node.name,
@@ -117,19 +114,6 @@ def site(real_node: RealNode, tmp_path_factory: pytest.TempPathFactory) -> Itera
         stage.scheduler(**settings)
         yield Site(stage, real_node, agent)
     cluster.api.request("DELETE", f"/api/v1/namespaces/{name}")
-
-
-def _serve_webhook(stack: ExitStack, cluster: Cluster, folder: Path, namespace: str) -> None:
-    shipped = installation.documents(installation.CONFIG / "webhook")
-    account = [each for each in shipped if each["kind"] in ACCOUNT]
-    for each in account:
-        installation.create(cluster, each)
-    installation.await_rights(cluster, account)
-    kubeconfig = cluster.service_account_kubeconfig(names.NAMESPACE, names.WEBHOOK)
-    webhook = stack.enter_context(Webhook(kubeconfig, folder, drainSeconds=0))
-    stack.callback(webhook.uninstall, cluster)
-    webhook.install(cluster, namespace)
-    until(lambda: installation.is_filled_in(cluster, namespace), "claimed pods are filled in")
 
 
 def test_containers_see_the_device_that_was_decided_and_no_other(site: Site) -> None:
@@ -187,8 +171,22 @@ def test_devices_that_a_device_plugin_gave_are_left_alone(site: Site, figure: Ca
         assert stage.wait_bound("rest") == {"rest": f"{site.node.name}:{rest}"}
         assert "all" not in stage.bound()
 
-        stage.delete("other", "rest", force=True)
+        site.node.kubelet.pause()  # so that nobody ends the containers
+        try:
+            stage.delete("other", "rest", force=True)
+            until(lambda: stage.bound() == {}, "both pods are gone")
+            wait_for_looks(site.agent, 2)
+            assert in_use(site) == {device: [uid]}, "its container lives"
+            assert "all" not in stage.bound()
+        finally:
+            site.node.kubelet.resume()
         assert stage.wait_bound("all") == {"all": f"{site.node.name}:0,1,2"}
+
+
+def wait_for_looks(agent: AgentProcess, number: int) -> None:
+    looks = "gpu_agent_scan_duration_seconds_count"
+    before = agent.metric(looks)
+    until(lambda: agent.metric(looks) >= before + number, "the agent has looked again")
 
 
 def plugin_pod(name: str) -> Json:

@@ -1,4 +1,4 @@
-"""The scripts that install and remove operator and gpu-scheduler, with and without a real cluster."""
+"""The scripts that install and remove operator, gpu-scheduler and agent, with and without a real cluster."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import yaml
 
 from controlplane.api import ApiError
 from controlplane.cluster import OPTIONAL, Cluster
+from controlplane.nodes import PRETENDS
 from controlplane.toolbox import Toolbox
 from gpu_orchestrator.api import deviceleases
 from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
@@ -29,7 +30,9 @@ EVERYWHERE = (
     "clusterroles,clusterrolebindings,flowschemas,validatingadmissionpolicies,validatingadmissionpolicybindings,"
     "mutatingwebhookconfigurations,validatingwebhookconfigurations"
 )
+MILLIGPU = "gpu.scheduling/milligpu"
 ALLOWED = "gpu.scheduling/allow-high-priority=true"
+PODS = 7  # two of each Deployment, and the agent on the node
 
 
 def script(
@@ -118,8 +121,9 @@ def user_who_may_list(cluster: Cluster, folder: Path, resources: str) -> Path:
     return written
 
 
-def preempting_copy(folder: Path) -> Path:
-    """Return a copy of scripts and manifests in which an admin lets gpu-high preempt."""
+def edited_copy(folder: Path) -> Path:
+    """Return a copy of scripts and manifests in which an admin lets gpu-high preempt, and has agents that
+    keep MPS daemons."""
     for each in ("scripts", "config"):
         shutil.copytree(ROOT / each, folder / each)
     classes = folder / "config" / "priority" / "priority_classes.yaml"
@@ -127,6 +131,10 @@ def preempting_copy(folder: Path) -> Path:
     text = classes.read_text()
     assert name + never in text
     classes.write_text(text.replace(name + never, name + "PreemptLowerPriority"))
+    everything = folder / "config" / "default" / "kustomization.yaml"
+    text = everything.read_text()
+    assert "- ../agent\n" in text
+    everything.write_text(text.replace("- ../agent\n", "- ../agent-mps\n"))
     return folder
 
 
@@ -139,7 +147,7 @@ def shipped_policies() -> list[str]:
 
 def test_install_update_and_remove(new_cluster: NewCluster, tmp_path: Path) -> None:
     cluster = new_cluster(OPTIONAL)
-    cluster.gpu_nodes(1)
+    cluster.gpu_nodes(1, labels={"type": "metal"})
 
     tried = script("deploy.sh", "--dry-run", cluster=cluster)
     assert tried.returncode == 0, tried.stderr
@@ -163,7 +171,7 @@ def test_install_update_and_remove(new_cluster: NewCluster, tmp_path: Path) -> N
     assert "the nodes of this cluster are simulated (kwok)" in done.stdout
     assert "run gpu-orchestrator operator and gpu-orchestrator scheduler yourself" in done.stdout
     assert "are installed" not in done.stdout
-    eventually(lambda: running(cluster) == 6, "all pods seem to run")
+    eventually(lambda: running(cluster) == PODS, "all pods seem to run")
     pods = cluster.kubectl(
         "get",
         "pods",
@@ -172,12 +180,13 @@ def test_install_update_and_remove(new_cluster: NewCluster, tmp_path: Path) -> N
         "-o",
         "jsonpath={.items[*].spec.containers[*].image} {.items[*].status.phase}",
     )
-    # Admitted under the restricted policy, and started (by the simulated kubelet).
-    assert pods.split() == ["registry.example.com/gpu:1"] * 6 + ["Running"] * 6
+    # Admitted, and started (by the simulated kubelet).
+    assert pods.split() == ["registry.example.com/gpu:1"] * PODS + ["Running"] * PODS
     assert count(cluster, "priorityclass", "gpu-low", "gpu-normal", "gpu-high") == 3
 
     hold_devices(cluster)
     leave_a_workload(cluster)
+    write_on_the_node(cluster)
     kept = script("uninstall.sh", cluster=cluster)
     assert kept.returncode == 0, kept.stderr
     assert "1 GPUWorkload(s) and 1 GpuClaim(s) stay" in kept.stdout
@@ -215,15 +224,39 @@ def test_install_update_and_remove(new_cluster: NewCluster, tmp_path: Path) -> N
         assert gone.returncode == 0, gone.stderr
     assert count(cluster, "crd") == 0
     assert count(cluster, "ns", SYSTEM) == 0
+    assert marks(cluster) == []
     ours = cluster.kubectl("get", f"{EVERYWHERE},priorityclasses", "-o", "name")
     assert "gpu-" not in ours
+
+
+def write_on_the_node(cluster: Cluster) -> None:
+    """Leave what agent, scheduler and administrators write on a node and about it."""
+    node = "/api/v1/nodes/gpu-node-0"
+    counted = {"status": {each: {MILLIGPU: "8k"} for each in ("capacity", "allocatable")}}
+    cluster.api.request("PATCH", f"{node}/status", counted, content_type="application/merge-patch+json")
+    cluster.kubectl("label", "node", "gpu-node-0", "gpu.scheduling/agent=true", "gpu.scheduling/mode=claims")
+    cluster.kubectl("taint", "node", "gpu-node-0", "gpu.scheduling/mismatch=:NoSchedule")
+    report = {"apiVersion": "gpu.scheduling/v1", "kind": "GpuNodeStatus", "metadata": {"name": "gpu-node-0"}}
+    reports = "/apis/gpu.scheduling/v1/gpunodestatuses"
+    cluster.api.request("POST", reports, {**report, "spec": {"nodeName": "gpu-node-0"}})
+    lease = {"metadata": {"name": "gpu-agent-gpu-node-0"}}
+    cluster.api.request("POST", f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases", lease)
+
+
+def marks(cluster: Cluster) -> list[str]:
+    """Return which of that is left."""
+    node = cluster.api.request("GET", "/api/v1/nodes/gpu-node-0")
+    status = node["status"]
+    found = [*node["metadata"]["labels"], *status.get("capacity", ()), *status.get("allocatable", ())]
+    found += [each["key"] for each in node["spec"].get("taints", ())]
+    return sorted(each for each in found if each.startswith("gpu.scheduling/"))
 
 
 def administrator_is_careless(cluster: Cluster) -> None:
     """Apply it again, never start the webhook, and delete the namespace first: of all pods only those notice
     that ask for GPUs, and they are told why."""
     cluster.kubectl("apply", "-k", str(ROOT / "config" / "default"))
-    eventually(lambda: running(cluster) == 6, "pods of ours are let in")
+    eventually(lambda: running(cluster) == PODS, "pods of ours are let in")
     for space in (SYSTEM, "nowhere"):
         eventually(lambda: "is it down?" in refusal(cluster), "a claimed pod is refused with the reason")
         start_pod(cluster, f"bystander-of-{space}")
@@ -253,26 +286,39 @@ def test_update_of_an_older_installation_and_removal_of_the_scheduler(
     cluster = new_cluster()
     cluster.kubectl("create", "priorityclass", "gpu-high", "--value=100000")
     made = class_of(cluster, "{.metadata.uid}")
-    wanted = script("deploy.sh", "--no-wait", cluster=cluster, root=preempting_copy(tmp_path))
+    wanted = script("deploy.sh", "--no-wait", cluster=cluster, root=edited_copy(tmp_path))
     assert wanted.returncode == 0, wanted.stderr
     assert class_of(cluster, "{.metadata.uid} {.preemptionPolicy}") == f"{made} PreemptLowerPriority"
 
     leave_a_workload_of_high_priority(cluster)
     done = script("deploy.sh", "--no-wait", cluster=cluster)
     assert done.returncode == 0, done.stderr
-    assert f"webhook and policies are installed in namespace {SYSTEM}" in done.stdout
+    assert f"policies and agent are installed in namespace {SYSTEM}" in done.stdout
     assert f"to allow them: kubectl label namespace default {ALLOWED}" in done.stdout
     assert class_of(cluster, "{.preemptionPolicy}") == "Never"
+    assert "the agent keeps MPS daemons" in done.stdout
+    assert '"--mps"' in agent_arguments(cluster)
 
+    pretends = {"name": "gpu-node-0", "labels": PRETENDS}
+    cluster.api.request("POST", "/api/v1/nodes", {"metadata": pretends})
+    write_on_the_node(cluster)
     hold_devices(cluster)
     check_other_namespaces_are_refused(cluster)
     gone = script("uninstall.sh", "--scheduler", cluster=cluster)
     assert gone.returncode == 0, gone.stderr
-    assert count(cluster, "deployments,configmaps,services,secrets", "-n", SYSTEM) == 0
+    assert count(cluster, "deployments,daemonsets,configmaps,services,secrets", "-n", SYSTEM) == 0
+    assert marks(cluster) == ["gpu.scheduling/agent", "gpu.scheduling/mode"], "an administrator wrote these"
+    assert count(cluster, "gpunodestatuses") == 0
+    assert count(cluster, "lease", "gpu-agent-gpu-node-0", "-n", SYSTEM) == 0
     left = [each for each in cluster.kubectl("get", EVERYWHERE, "-o", "name").split() if "gpu-" in each]
     assert [each.rpartition("/")[2] for each in left] == ["gpu-orchestrator-edit", "gpu-orchestrator-view"]
     assert count(cluster, "lease", "gpu-gpu-node-0-0", "-n", SYSTEM) == 1
     assert count(cluster, "gpuclaim", "held") == 1
+
+
+def agent_arguments(cluster: Cluster) -> str:
+    path = "jsonpath={.spec.template.spec.containers[*].args}"
+    return cluster.kubectl("get", "daemonset", "gpu-scheduler-agent", "-n", SYSTEM, "-o", path)
 
 
 def leave_a_workload_of_high_priority(cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ from gpu_orchestrator.adapters.gpus import fabric, nvml_device, nvml_links, nvml
 from gpu_orchestrator.adapters.gpus.fabric import Fabric
 from gpu_orchestrator.adapters.gpus.gpu import Device, Link, Reading
 from gpu_orchestrator.adapters.gpus.numbers import Numbers
-from gpu_orchestrator.adapters.gpus.nvml_calls import call_or, text
+from gpu_orchestrator.adapters.gpus.nvml_calls import NONSENSE, call_or, text
 from gpu_orchestrator.adapters.gpus.xids import Xids
 
 _OF_LIBRARY = (
@@ -129,6 +129,8 @@ class Nvml:
         except pynvml.NVMLError as error:
             self._reopen_after(error)
             return Found(notes=(f"NVIDIA: GPU {index} does not answer: {error}",))
+        except NONSENSE as error:
+            return Found(notes=(f"NVIDIA: GPU {index} answers with nonsense: {error}",))
         if not listed:
             return Found(boards=frozenset({uuid}), notes=(nvml_device.without_instances(index),))
         wanted = count if listed[0].mig else index
@@ -146,6 +148,9 @@ class Nvml:
         except pynvml.NVMLError as error:
             self._reopen_after(error)
             return Reading(device.uuid, used_mib=0, free_mib=0, problem=str(error))
+        except NONSENSE as error:
+            said = f"the driver answers with nonsense: {error}"
+            return Reading(device.uuid, used_mib=0, free_mib=0, problem=said)
 
     def _reopen_after(self, error: pynvml.NVMLError) -> None:
         """Reopen the library at the next call if the error demands it; first the other devices are read."""

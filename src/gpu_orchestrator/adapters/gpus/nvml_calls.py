@@ -7,6 +7,10 @@ import pynvml  # type: ignore[import-untyped]
 
 T = TypeVar("T")
 
+NONSENSE = (ValueError, TypeError, OverflowError)
+"""What comes of answers that are none: text that is not UTF-8, which the library decodes itself, or numbers
+that are no numbers."""
+
 LOST = (
     pynvml.NVML_ERROR_UNINITIALIZED,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
@@ -22,7 +26,7 @@ def call_or(call: Callable[[], T], default: T) -> T:
     """Return the driver's answer, or `default` if this device or driver does not support the call."""
     try:
         return call()
-    except pynvml.NVMLError:
+    except (pynvml.NVMLError, *NONSENSE):
         return default
 
 
@@ -36,6 +40,8 @@ def value_or(call: Callable[[], T], default: T) -> T:
         if error.value in LOST:
             raise
         return default
+    except NONSENSE:
+        return default
 
 
 def field(handle: Any, number: int, link: int | None = None) -> int | None:
@@ -48,4 +54,4 @@ def field(handle: Any, number: int, link: int | None = None) -> int | None:
 
 
 def text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -10,6 +10,8 @@ from gpu_orchestrator.adapters.gpus.gpu import Device, Process, Reading
 from gpu_orchestrator.adapters.gpus.nvml_calls import value_or
 from gpu_orchestrator.api.units import MIB
 
+MOST = 2**44
+"""More bytes of memory than any device has."""
 _UNCORRECTED = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
 _CORRECTED = (pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC)
 
@@ -43,11 +45,17 @@ def read(device: Device) -> Reading:
 
 
 def memory(handle: Any) -> Any:
-    """Where the driver is new enough, `used` leaves out what the driver reserves for itself."""
+    """Where the driver is new enough, `used` leaves out what the driver reserves for itself. Raise ValueError
+    for more than there can be: counters that ran below zero."""
     try:
-        return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        found = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-        return pynvml.nvmlDeviceGetMemoryInfo(handle)
+        found = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    for what in ("total", "used", "free"):
+        size = getattr(found, what)
+        if not 0 <= size <= MOST:
+            raise ValueError(f"{what} memory of {size} bytes")
+    return found
 
 
 def _errors(handle: Any, kind: tuple[int, int]) -> int | None:

@@ -6,10 +6,12 @@ GpuNodeStatus, its `gpu.scheduling/milligpu`, metrics and events. Read the modul
   run          the process: settings, source of devices, servers
   agent        connects the parts, and looks again and again
   looker       reads devices, processes and their cgroups in a thread
+  plausible    pure: a look with nothing in it that a report cannot hold
   memory       pure: what is remembered from look to look, starting from the last report
   numbering    pure: an id for each UUID, which stays with it
   health       pure: readings over time → healthy or not, with flapping damped
   usage        pure: processes and the kubelet's answers → which pods use a device
+  given_devices  remembers what the kubelet gave to pods, until neither it nor a process tells of them
   survey       pure: all of that → the status to publish, and whether it differs beyond noise
   publisher    writes the GpuNodeStatus when it changed, and every five minutes
   pace         pure: bounds the writes

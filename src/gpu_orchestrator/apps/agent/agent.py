@@ -17,18 +17,20 @@ from typing import Any
 import msgspec
 import structlog
 
+from gpu_orchestrator.adapters import cgroups
 from gpu_orchestrator.adapters.background import wait_until_set
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.informer.watch import Watch
-from gpu_orchestrator.adapters.kubelet.pod_resources import GivenDevices, PodResources
+from gpu_orchestrator.adapters.kubelet.pod_resources import PodResources
 from gpu_orchestrator.api import sharing
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES, GpuNodeStatus, GpuNodeStatusStatus
 from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
 from gpu_orchestrator.api.wire import OwnerReference
 from gpu_orchestrator.apps.agent import mismatch, survey, usage
 from gpu_orchestrator.apps.agent.capacity import Capacity
+from gpu_orchestrator.apps.agent.given_devices import Given
 from gpu_orchestrator.apps.agent.health import Condition, Rules
 from gpu_orchestrator.apps.agent.heartbeat import Heartbeat
 from gpu_orchestrator.apps.agent.looker import Looker
@@ -52,8 +54,6 @@ SILENT_S = 30.0
 RETRY_S = 5.0
 LAST_REPORT_S = 3.0
 """How long an agent that stops tries to say that its MPS daemons end."""
-KEEP_S = 60.0
-"""How long the kubelet's last answer counts while it does not answer."""
 
 log = structlog.get_logger()
 
@@ -80,7 +80,13 @@ class Agent:
         here = settings.node_name
         self._pods = Watch(client, PODS, fields=f"spec.nodeName={here}", indices={"uid": _uid}, turn_s=TURN_S)
         self._nodes = Watch(client, NODES, fields=f"metadata.name={here}", turn_s=TURN_S)
-        self._kubelet = PodResources(settings.pod_resources_socket)
+        self._given = Given(
+            PodResources(settings.pod_resources_socket),
+            uid_of=self._uid_of,
+            is_known=lambda uid: self._pod(uid) is not None,
+            living=lambda: asyncio.to_thread(cgroups.pods, Path(settings.root)),
+            clock=clock,
+        )
         self.publisher = Publisher(
             client,
             here,
@@ -120,8 +126,6 @@ class Agent:
         self._recalled: GpuNodeStatusStatus | None = None
         self._last: Look | None = None
         self._looked_at, self._observed = clock(), datetime.now(UTC)
-        self._answer: tuple[GivenDevices, ...] = ()
-        self._answered_at = clock()
         self._idle = ""
         self._stopped = asyncio.Event()
 
@@ -164,7 +168,7 @@ class Agent:
                 await self._run()
         finally:
             await self._end_daemons()
-            self._kubelet.close()
+            self._given.close()
             await self._heartbeat.release()
 
     async def _until_stopped(self, work: Any) -> bool:
@@ -204,6 +208,7 @@ class Agent:
                 continue
             self._memory = Memory.of(report, self._clock())
             self._recalled = report.status if report else None
+            self._given.recall(self._recalled)
             self._looked_at = self._clock()
             return
 
@@ -231,10 +236,15 @@ class Agent:
     async def _scan_again_and_again(self) -> None:
         while not self._stopped.is_set():
             started = self._clock()
-            await self._scan()
-            await self._take_in()
-            if self._tainter is not None:
-                await self._tainter.set(bool(self._mismatches.found))
+            try:
+                await self._scan()
+                await self._take_in()
+                if self._tainter is not None:
+                    await self._tainter.set(bool(self._mismatches.found))
+            except Exception:  # the edge of one round: MPS daemons and the pods on them end with this process
+                self._metrics.error("look")
+                self.publisher.fall_behind()
+                log.exception("what was seen could not be taken in")
             left_s = self._settings.scan_seconds - (self._clock() - started)
             await wait_until_set(self._stopped, max(left_s, 0.05))
 
@@ -271,7 +281,8 @@ class Agent:
             self._take_in_silence()
             return
         own = self._uid_of(self._settings.namespace, self._settings.pod_name)
-        on_device, given = usage.of_processes(look, own), await self._given(look)
+        on_device = usage.of_processes(look, own)
+        given = await self._given.users(look, on_device)
         users = usage.joined(on_device, given)
         self._mismatches.observe(mismatch.uses(on_device, ids), mismatch.uses(given, ids))
         status = survey.survey(look, self._memory.findings(look, users), self._observed)
@@ -317,15 +328,6 @@ class Agent:
         if self._recalled is not None and self._clock() - self._looked_at >= SILENT_S:
             self._seen = survey.unseen(self._recalled, self._memory.conditions)
             self._offer()
-
-    async def _given(self, look: Look) -> Users:
-        """Return what the kubelet gave. While it restarts, its last answer counts for a moment."""
-        answer, now = await self._kubelet.list(), self._clock()
-        if answer is not None:
-            self._answer, self._answered_at = answer, now
-        elif now - self._answered_at >= KEEP_S:
-            self._answer = ()
-        return usage.of_kubelet(look, self._answer, self._uid_of)
 
     def _uid_of(self, namespace: str, name: str) -> str | None:
         pod = self._pods.store.get(f"{namespace}/{name}")

@@ -13,6 +13,7 @@ from threading import Thread
 from gpu_orchestrator.adapters import cgroups
 from gpu_orchestrator.adapters.gpus.fabric import Fabric
 from gpu_orchestrator.adapters.gpus.gpu import Gpus, Link
+from gpu_orchestrator.apps.agent.plausible import plausible
 from gpu_orchestrator.apps.agent.survey import Look
 
 SURROUNDINGS_S = 300.0
@@ -68,7 +69,7 @@ class Looker:
         self._look_around(tuple(device.uuid for device in devices))
         pids = {process.pid for each in readings.values() for process in each.processes}
         pods = {pid: uid for pid in pids if (uid := cgroups.read(pid, self._root))}
-        return Look(devices, readings, self._links, self._fabric, pods)
+        return plausible(Look(devices, readings, self._links, self._fabric, pods))
 
     def _look_around(self, uuids: tuple[str, ...]) -> None:
         if uuids != self._around or self._clock() - self._read_at >= SURROUNDINGS_S:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import structlog
 
-from gpu_orchestrator.adapters import own_shm
+from gpu_orchestrator.adapters import foreign_files, own_shm
 from gpu_orchestrator.adapters.background import wait_until_set
 from gpu_orchestrator.adapters.mps import PROGRAM, MpsDaemon, which
 from gpu_orchestrator.api import mps, sharing
@@ -66,6 +66,7 @@ class MpsDaemons:
         self._followed = asyncio.Event()
         self._slots: dict[str, Slot] = {}
         self._running: dict[str, MpsDaemon] = {}
+        self._files = asyncio.Lock()
         self._report: NodeMps | None = None
 
     @property
@@ -116,6 +117,7 @@ class MpsDaemons:
     async def _works(self, program: str) -> bool:
         daemon = self._daemon(program, self._root / CHECK, {})
         try:
+            _make_empty(self._root / CHECK)
             await daemon.start()
         except OSError as error:
             self._metrics.error("mps")
@@ -143,7 +145,7 @@ class MpsDaemons:
                 group.create_task(self._keep(program, daemon))
             for folder in todo.end:
                 group.create_task(self._end(folder))
-        self._tell(NodeMps(mps_plan.listed(self._slots, needed)))
+        self._tell(NodeMps(ready=True, folders=mps_plan.listed(self._slots, needed)))
         return again_at
 
     def _tell(self, report: NodeMps) -> None:
@@ -152,19 +154,21 @@ class MpsDaemons:
             self._told()
 
     async def _keep(self, program: str, daemon: Daemon) -> None:
-        """Start a daemon and wait until it has ended."""
+        """Start a daemon and wait until it has ended. Its clients write to its folders, and whatever is wrong
+        with those is its own failure, and no other daemon's."""
         visible = {VISIBLE: ",".join(daemon.uuids)}
         folder = daemon.folder
         made = self._running[folder] = self._daemon(program, self._folder(folder), visible, daemon)
         try:
+            await self._make_empty(folder, made)
             await made.start()
             self._slots = mps_plan.listening(self._slots, folder, self._clock())
             log.info("MPS daemon listens", namespace=daemon.namespace, folder=folder, devices=daemon.devices)
             self.check()
             await made.ended()
             said = "it ended"
-        except OSError as error:
-            said = str(error)
+        except Exception as error:  # the edge of one daemon
+            said = str(error) or repr(error)
         if self._running.get(folder) is made:  # nobody ended it
             self._slots = mps_plan.failed(self._slots, folder, self._clock())
             self._metrics.error("mps")
@@ -172,13 +176,26 @@ class MpsDaemons:
             self.check()
         await made.end()
 
+    async def _make_empty(self, folder: str, made: MpsDaemon) -> None:
+        async with self._files:
+            await asyncio.to_thread(_make_empty, self._folder(folder))
+        if self._running.get(folder) is not made:
+            raise OSError("it is needed no more")
+
     async def _end(self, folder: str) -> None:
-        """End a daemon that nobody needs any more, and remove its folder."""
-        if daemon := self._running.pop(folder, None):
-            await daemon.end()
-        shutil.rmtree(self._folder(folder), ignore_errors=True)
-        self._slots = mps_plan.gone(self._slots, folder)
-        log.info("MPS daemon ended", folder=folder)
+        """End a daemon that nobody needs any more, and remove its folder; try again later if that fails."""
+        left: dict[str, Slot] = {}
+        try:
+            if daemon := self._running.pop(folder, None):
+                await daemon.end()
+            async with self._files:
+                await asyncio.to_thread(foreign_files.remove, self._folder(folder))
+            log.info("MPS daemon ended", folder=folder)
+        except Exception as error:  # the edge of one daemon
+            left = mps_plan.leftovers([folder], self._clock())
+            self._metrics.error("mps")
+            log.warning("folder of an ended MPS daemon was not removed", folder=folder, error=str(error))
+        self._slots = mps_plan.gone(self._slots, folder) | left
         self.check()
 
     def _folder(self, name: str) -> Path:
@@ -187,7 +204,6 @@ class MpsDaemons:
     def _daemon(
         self, program: str, folder: Path, visible: Mapping[str, str], daemon: Daemon | None = None
     ) -> MpsDaemon:
-        _make_empty(folder)
         return MpsDaemon(
             program,
             {name: os.environ[name] for name in HANDED_ON if name in os.environ} | dict(visible),
@@ -211,8 +227,4 @@ def _make_empty(folder: Path) -> None:
         here = folder / part
         here.mkdir(parents=True, exist_ok=True)
         here.chmod(mode)
-        for each in here.iterdir():
-            if each.is_dir() and not each.is_symlink():
-                shutil.rmtree(each, ignore_errors=True)
-            else:
-                each.unlink(missing_ok=True)
+        foreign_files.empty(here)

@@ -8,7 +8,9 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
+import msgspec
 import structlog
 
 from gpu_orchestrator.adapters.background import wait_until_set
@@ -75,7 +77,13 @@ class Publisher:
         self._latest = status
         if self.published is None or survey.differs(self.published, status):
             self._changed.set()
-            self._behind_since = self._clock() if self._behind_since is None else self._behind_since
+            self.fall_behind()
+        else:
+            self._behind_since = None
+
+    def fall_behind(self) -> None:
+        """The report is not what the agent sees, or it does not know what it sees."""
+        self._behind_since = self._clock() if self._behind_since is None else self._behind_since
 
     async def run(self, stopped: asyncio.Event) -> None:
         failures = 0
@@ -124,9 +132,16 @@ class Publisher:
             await self._client.create(_STATUSES, self._object(GpuNodeStatusStatus()), idempotent=True)
 
     async def _apply(self, status: GpuNodeStatusStatus) -> None:
-        report = self._object(status)
+        report = _without_empty(msgspec.to_builtins(self._object(status)))
         await self._client.apply(_STATUSES, self._node, report, manager=AGENT, subresource="status")
 
     def _object(self, status: GpuNodeStatusStatus) -> GpuNodeStatus:
         meta = ObjectMeta(name=self._node, owner_references=self._owner())
         return GpuNodeStatus(meta, GpuNodeStatusSpec(self._node), status)
+
+
+def _without_empty(report: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what is an empty map. Where it had fields before, server-side apply would take those away,
+    make it null, and refuse that together with the whole report."""
+    status = {name: value for name, value in report["status"].items() if value != {}}
+    return {**report, "status": status}

@@ -1,6 +1,6 @@
 """Which pods use a device: those whose processes are on it, and those that the kubelet gave it to. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from gpu_orchestrator.adapters.kubelet.pod_resources import GivenDevices
 from gpu_orchestrator.api import names
@@ -8,6 +8,9 @@ from gpu_orchestrator.apps.agent.survey import Look
 
 Users = dict[str, frozenset[str]]
 """By UUID of a device: UIDs of pods."""
+Name = tuple[str, str]
+"""Namespace and name of a pod."""
+LONGEST_UID = 128
 
 _REPLICA = "::"
 """NVIDIA's device plugin names the shares of a time-sliced GPU `<uuid>::<number>`."""
@@ -24,17 +27,24 @@ def of_processes(look: Look, without: str | None = None) -> Users:
     return users
 
 
-def of_kubelet(look: Look, given: Iterable[GivenDevices], uid_of: Callable[[str, str], str | None]) -> Users:
-    """Return the pods that the kubelet gave a device to. `uid_of` returns the UID of a pod by namespace and
-    name; None if it is not known, and then the pod is left out."""
+def of_kubelet(look: Look, given: Iterable[GivenDevices]) -> dict[str, list[Name]]:
+    """Return the pods that the kubelet gave a device to, by namespace and name."""
     uuids = _by_plugin_name(look)
-    users: dict[str, set[str]] = {}
+    users: dict[str, list[Name]] = {}
     for each in given:
-        uid = uid_of(each.namespace, each.pod) if names.is_gpu_resource(each.resource) else None
-        for name in each.ids if uid else ():
-            if uid and (uuid := uuids.get(name.partition(_REPLICA)[0].lower())):
-                users.setdefault(uuid, set()).add(uid)
-    return {uuid: frozenset(found) for uuid, found in users.items()}
+        if not names.is_gpu_resource(each.resource):
+            continue
+        pod = (each.namespace, each.pod)
+        for name in each.ids:
+            uuid = uuids.get(name.partition(_REPLICA)[0].lower())
+            if uuid and pod not in users.setdefault(uuid, []):
+                users[uuid].append(pod)
+    return users
+
+
+def nameless(pod: Name) -> str:
+    """Return what stands in a report for a pod whose UID is not known."""
+    return "/".join(pod)[:LONGEST_UID]
 
 
 def _by_plugin_name(look: Look) -> dict[str, str]:
