@@ -307,7 +307,7 @@ async def test_pod_that_we_never_saw_bound_waits_where_its_leases_are() -> None:
         status,
         None,
         ClaimWriter(client),
-        mps_gate=MpsGate(Store()),
+        mps_gate=MpsGate(Store(), lambda _: True),
         volume_binder=volume_binder(client, stores_of()),
         reserves_claims=False,
         may_write=lambda: True,

@@ -84,7 +84,7 @@ class Scheduler:
             wait_s=settings.volume_bind_seconds,
         )
         self._agent_liveness = AgentLiveness(clock, lambda: datetime.now(UTC), changed=self._on_agent)
-        self._mps_gate = MpsGate(stores.node_statuses)
+        self._mps_gate = MpsGate(stores.node_statuses, self._agent_liveness.is_live)
         binder = Binder(
             client,
             self._pod_status,
@@ -256,6 +256,7 @@ class Scheduler:
     def _on_agent(self, node: str) -> None:
         self.coordinator.nodes.on_agent(node)
         self._releaser.on_agent(node)
+        self._mps_gate.on_agent(node)
 
     def _freed(self, uid: str) -> None:
         self.coordinator.freed(uid)

@@ -44,6 +44,8 @@ class NodeView:
         self._untracked: dict[str, Placement] = {}
         self._used: dict[str, dict[str, tuple[int, ...]]] = {}
         self._reasons: dict[str, str] = {}
+        self._lived: dict[str, bool] = {}
+        """Nodes that a live agent makes a difference for, and whether they had one when last sent."""
         self._owners = DeviceOwners(self._stands)
         self.duplicates: dict[str, dict[int, str]] = {}
         """By node: devices that are not given because another node reports them too, each with that node."""
@@ -56,6 +58,7 @@ class NodeView:
         elif old is not None:
             self._used.pop(old.metadata.name, None)
             self._reasons.pop(old.metadata.name, None)
+            self._lived.pop(old.metadata.name, None)
             self._count_untracked(old.metadata.name)
             self.duplicates.pop(old.metadata.name, None)
             others = self._owners.observe(old.metadata.name, None)
@@ -89,9 +92,13 @@ class NodeView:
         if self._used.get(node):
             self._count_untracked(node)
         self._settle(node)
+        if (lived := self._lived.get(node)) is not None and lived != self._is_live(node):
+            self.update(node)
 
     def recount_silent(self) -> None:
         """Count again where agents may have fallen silent: what a dead agent reported is not believed."""
+        for node in [node for node, lived in self._lived.items() if lived and not self._is_live(node)]:
+            self.update(node)
         for node in [node for node in self._untracked if not self._is_live(node)]:
             self._count_untracked(node)
         for node in self._owners.disputed():
@@ -140,7 +147,13 @@ class NodeView:
         self.duplicates.pop(name, None)
         if duplicates := self._owners.duplicates(name):
             self.duplicates[name] = duplicates
-        node = inventory.node_of(seen, report, barred=self._barred(name, report), duplicates=duplicates)
+        is_live = self._is_live(name)
+        if report is not None and report.status.mps is not None:
+            self._lived[name] = is_live
+        else:
+            self._lived.pop(name, None)
+        barred = self._barred(name, report)
+        node = inventory.node_of(seen, report, barred=barred, duplicates=duplicates, is_live=is_live)
         if node.barred != self._reasons.get(name, ""):
             self._reasons[name] = node.barred
             log.warning("claims on node", node=name, barred=node.barred or "no longer")
