@@ -19,6 +19,7 @@ from gpu_orchestrator.core.errors import CoreError
 from gpu_orchestrator.core.node import Node, node
 
 PLUGIN_UNREPORTED = "have pods of a device plugin and no agent that reports which devices they use"
+NOT_REPORTED = "have an agent that has not reported their GPUs yet"
 DUPLICATES = (
     "have GPUs whose UUIDs another node reports as well: cordon the node whose report is wrong, or delete "
     "its GpuNodeStatus"

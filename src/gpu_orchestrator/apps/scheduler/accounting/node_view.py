@@ -1,9 +1,10 @@
 """Nodes as the engine may use them: from the Node, its agent's report, and the pods of a device plugin.
 
 A pod that got GPUs, or parts of them, from a device plugin takes the devices that the agent reports for it.
-If no agent reports them, all devices of the node are barred: some are in use, and it is not known which. A
-device that a live agent reports in use by a pod that does not hold it is taken as well. A GPU that two nodes
-report is given on neither of them, unless `device_owners` knows better.
+If no agent reports them, all devices of the node are barred: some are in use, and it is not known which. So
+are those of a node whose agent lives and has no report, as after somebody deleted it: a count tells of no ill
+device. A device that a live agent reports in use by a pod that does not hold it is taken as well. A GPU that
+two nodes report is given on neither of them, unless `device_owners` knows better.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -121,7 +122,7 @@ class NodeView:
     def plugin_conflict(self, name: str, devices: Iterable[int]) -> str:
         """Return why a device plugin's pod may use these devices as well; empty if none is known to."""
         plugin, report = self._plugin_gpus.get(name, {}), self._node_statuses.get(name)
-        if self._barred(name, report):
+        if self._is_plugin_unreported(name, report):
             return "pods of a device plugin also run there, and no agent reports which devices they use"
         used = inventory.used_by(report)
         shared = sorted({each for uid in plugin for each in used.get(uid, ())} & set(devices))
@@ -148,7 +149,7 @@ class NodeView:
         if duplicates := self._owners.duplicates(name):
             self.duplicates[name] = duplicates
         is_live = self._is_live(name)
-        if report is not None and report.status.mps is not None:
+        if report is None or report.status.mps is not None:
             self._lived[name] = is_live
         else:
             self._lived.pop(name, None)
@@ -161,11 +162,15 @@ class NodeView:
         return NodeUpdated(replace(node, volume_limits=limits) if limits else node)
 
     def _barred(self, name: str, report: GpuNodeStatus | None) -> str:
+        if report is None and self._is_live(name):
+            return inventory.NOT_REPORTED
+        return inventory.PLUGIN_UNREPORTED if self._is_plugin_unreported(name, report) else ""
+
+    def _is_plugin_unreported(self, name: str, report: GpuNodeStatus | None) -> bool:
         if not (plugin := self._plugin_gpus.get(name)):
-            return ""
+            return False
         used = inventory.used_by(report)
-        unreported = any(len(used.get(uid, ())) < gpus for uid, gpus in plugin.items())
-        return inventory.PLUGIN_UNREPORTED if unreported else ""
+        return any(len(used.get(uid, ())) < gpus for uid, gpus in plugin.items())
 
     def _count_untracked(self, name: str) -> None:
         """Count devices in use by pods that do not hold them: a plugin's pods, ended pods whose processes
