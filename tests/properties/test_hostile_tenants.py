@@ -165,7 +165,7 @@ class Term:
             self.pod_status,
             device_leases,
             writer,
-            mps_gate=MpsGate(Store()),
+            mps_gate=MpsGate(Store(), lambda _: True),
             volume_binder=volume_binder(client, stores),
             reserves_claims=False,
             may_write=lambda: True,

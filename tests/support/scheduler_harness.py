@@ -124,13 +124,15 @@ class World:
         )
         self.now = 0.0
         self.silent: set[str] = set()
+        self.unreported: set[str] = set()
+        """Nodes whose agent lives and has no report. Others live if they have one and are not `silent`."""
         self.coordinator = Coordinator(
             engine,
             stores,
             self.executor,
             CoordinatorConfig(**config),
             clock=clock or (lambda: self.now),
-            is_agent_live=lambda node: node not in self.silent,
+            is_agent_live=self._is_agent_live,
         )
         for each in nodes:
             self.node(each)
@@ -144,6 +146,13 @@ class World:
     def report(self, seen: GpuNodeStatus) -> None:
         for change in self.node_statuses.put(seen):
             self.coordinator.nodes.on_node_status(*change)
+
+    def report_gone(self, seen: GpuNodeStatus) -> None:
+        for change in self.node_statuses.drop(seen.metadata.name):
+            self.coordinator.nodes.on_node_status(*change)
+
+    def _is_agent_live(self, node: str) -> bool:
+        return node in self.unreported or (node in self.node_statuses and node not in self.silent)
 
     def pod(self, seen: Pod) -> None:
         self._show(self.pods.put(seen))

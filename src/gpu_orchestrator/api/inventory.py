@@ -19,6 +19,7 @@ from gpu_orchestrator.core.errors import CoreError
 from gpu_orchestrator.core.node import Node, node
 
 PLUGIN_UNREPORTED = "have pods of a device plugin and no agent that reports which devices they use"
+NOT_REPORTED = "have an agent that has not reported their GPUs yet"
 DUPLICATES = (
     "have GPUs whose UUIDs another node reports as well: cordon the node whose report is wrong, or delete "
     "its GpuNodeStatus"
@@ -31,16 +32,18 @@ def node_of(
     *,
     barred: str = "",
     duplicates: Collection[int] = (),
+    is_live: bool = True,
 ) -> Node:
     """Return the node for the core. `barred`: why none of its devices may be given now; `duplicates`: those
-    of its devices that another node reports as well, which are not given either."""
+    of its devices that another node reports as well, which are not given either; `is_live`: whether its agent
+    is, whose MPS daemons end with it."""
     known = translate.counted_node(seen)
     try:
         if not known.barred:
             known = _unreported(known, seen) if report is None else _reported(known, report, duplicates)
     except (BadQuantity, CoreError) as error:
         known = translate.uncounted_node(seen, str(error))
-    known = _sharing(known, has_mps=report is not None and report.status.mps is not None)
+    known = _sharing(known, has_mps=is_live and report is not None and report.status.mps is not None)
     if nodedevices.mode(seen) == names.PLUGIN_MODE:
         return replace(known, barred=nodedevices.KEPT_FOR_PLUGIN)
     return replace(known, barred=barred) if barred and not known.barred else known

@@ -128,6 +128,8 @@ WEBHOOK_SECRET = "gpu-scheduler-webhook-cert"  # noqa: S105 - a name
 OPERATOR_LEASE = "gpu-orchestrator.gpu.warp.dev"
 DEVICE_LEASE_PREFIX = "gpu-"
 AGENT_LEASE_PREFIX = "gpu-agent-"
+LOOKED_AT = "gpu.scheduling/looked-at"
+"""Annotation of the agent's Lease: when the last look began that its written report tells of."""
 
 # Reasons of the operator's events.
 SCHEDULED = "Scheduled"

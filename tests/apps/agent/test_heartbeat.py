@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.names import NAMESPACE
-from gpu_orchestrator.apps.agent.heartbeat import LOOK_S, TAKE_OVER, Displaced, Heartbeat
+from gpu_orchestrator.apps.agent import publisher
+from gpu_orchestrator.apps.agent.heartbeat import LOOK_S, MARGIN_S, TAKE_OVER, Displaced, Heartbeat
 from tests.support.agent_builders import NODE
 from tests.support.lease_server import LeaseServer
 
@@ -18,10 +20,11 @@ NAME = f"gpu-agent-{NODE}"
 
 
 class Life:
-    """One agent's heartbeat. `current`: its report is."""
+    """One agent's heartbeat. `current`: its report is; `covers`: the look that it tells of."""
 
     def __init__(self, server: LeaseServer, identity: str) -> None:
         self.current, self.stopped = True, asyncio.Event()
+        self.covers = publisher.NEVER
         self.beat = Heartbeat(
             Client(server).with_limits(patience_s=0),
             NODE,
@@ -31,6 +34,7 @@ class Life:
             clock=asyncio.get_running_loop().time,
             owner=list,
             is_current=lambda: self.current,
+            covers=lambda: self.covers,
         )
         self.task: asyncio.Task[None] | None = None
 
@@ -67,6 +71,10 @@ def renewed(server: LeaseServer) -> str:
     return str(server.leases[NAME]["spec"]["renewTime"])
 
 
+def looked_at(server: LeaseServer) -> str:
+    return str(server.leases[NAME]["metadata"]["annotations"]["gpu.scheduling/looked-at"])
+
+
 async def test_renewed_every_thirty_seconds(server: LeaseServer) -> None:
     async with Life(server, "a").living():
         times = set()
@@ -87,6 +95,39 @@ async def test_no_sign_of_life_while_the_report_is_out_of_date(server: LeaseServ
         life.current = True
         await asyncio.sleep(EVERY_S)
         assert renewed(server) != before
+
+
+async def test_sign_of_life_says_when_the_look_began_that_the_report_tells_of(server: LeaseServer) -> None:
+    """Also while the driver hangs, or the report is refused."""
+    async with Life(server, "a").living() as life:
+        assert looked_at(server) == "", "none yet"
+        life.covers = asyncio.get_running_loop().time()
+        await asyncio.sleep(10 * EVERY_S)
+        age = timestamps.parse(renewed(server)) - timestamps.parse(looked_at(server))
+        assert 9 * EVERY_S - 2 < age.total_seconds() <= 10 * EVERY_S
+
+
+async def test_renewed_soon_after_a_pod_is_gone_but_not_before_a_look_from_after_that(
+    server: LeaseServer,
+) -> None:
+    async with Life(server, "a").living() as life:
+        clock = asyncio.get_running_loop().time
+        life.covers = clock() + MARGIN_S
+        life.beat.check()
+        await asyncio.sleep(1)
+        before = renewed(server)
+        life.beat.owe()
+        life.beat.check()
+        await asyncio.sleep(1)
+        assert renewed(server) == before
+        life.covers = clock() + MARGIN_S
+        life.beat.check()
+        await asyncio.sleep(1)
+        once = renewed(server)
+        assert once != before
+        life.beat.check()
+        await asyncio.sleep(1)
+        assert renewed(server) == once, "it is owed no more"
 
 
 async def test_second_agent_waits_while_the_first_lives(server: LeaseServer) -> None:

@@ -125,6 +125,25 @@ async def test_report_that_may_be_wrong_is_not_current_until_what_is_seen_is_kno
             assert made.is_current()
 
 
+async def test_report_tells_of_the_looks_that_found_what_is_written() -> None:
+    """And of no later one while a change is unwritten, or written for all we know: the answer was lost."""
+    async with publishing(server := Server()) as made:
+        assert made.covers == publisher.NEVER
+        made.offer(status(), 1.0)
+        await asyncio.sleep(1)
+        assert made.covers == 1.0
+        made.offer(status(used=7), 2.0)
+        assert made.covers == 2.0, "noise is no change"
+        server.away = Unreachable("away")
+        made.offer(status(ill=True), 3.0)
+        await asyncio.sleep(10)
+        made.offer(status(), 4.0)
+        assert made.covers == 2.0
+        server.away = None
+        await asyncio.sleep(31)
+        assert made.covers == 4.0
+
+
 async def test_refusal_is_retried_and_does_not_end_the_agent() -> None:
     server = Server()
     path = f"/apis/gpu.scheduling/v1/gpunodestatuses/{NODE}/status"

@@ -83,7 +83,7 @@ async def perform(server: Server, **more: Any) -> Outcome:
         PodStatusWriter(client, Store()),
         leases_on(server),
         ClaimWriter(client),
-        mps_gate=MpsGate(Store()),
+        mps_gate=MpsGate(Store(), lambda _: True),
         volume_binder=volume_binder(client, stores_of()),
         reserves_claims=False,
         may_write=lambda: True,

@@ -357,6 +357,29 @@ def test_device_in_use_by_a_pod_that_does_not_hold_it_is_taken() -> None:
     assert world.free("a") == 0
 
 
+def test_node_whose_live_agent_has_no_report_gives_nothing() -> None:
+    """Somebody deleted the report: the plain count would give an ill device, or one in use, at once."""
+    world = World(node("a", 2))
+    world.report(seen := report("a", {"id": 0}, {"id": 1, "health": "Unhealthy"}))
+    world.unreported.add("a")
+    world.report_gone(seen)
+    world.pod(pod("p", gpus=2))
+    assert "1 has an agent that has not reported their GPUs yet" in world.executor.refused["p"]
+    world.unreported.clear()
+    world.coordinator.nodes.recount_silent()
+    assert [job.placement.node for job in world.executor.jobs] == ["a"], "no agent: the count is all there is"
+
+
+def test_node_waits_for_the_first_report_of_its_agent() -> None:
+    world = World(node("a", 1))
+    world.unreported.add("a")
+    world.coordinator.nodes.on_agent("a")
+    world.pod(pod("p", gpus=1))
+    assert not world.executor.jobs
+    world.report(report("a", {"id": 0}))
+    assert [job.placement.node for job in world.executor.jobs] == ["a"]
+
+
 def test_report_of_a_silent_agent_takes_no_device_except_for_plugin_pods() -> None:
     world = World(node("a", 3))
     world.pod(pod("plugin", node="a", schedulerName="default-scheduler", **PLUGIN))

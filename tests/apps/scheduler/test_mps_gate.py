@@ -17,7 +17,8 @@ MARKED = {"annotations": {"gpu.scheduling/sharing": "mps", "gpu.scheduling/claim
 class Gate:
     def __init__(self) -> None:
         self.reports = Store[GpuNodeStatus]()
-        self.gate = MpsGate(self.reports)
+        self.is_live = True
+        self.gate = MpsGate(self.reports, lambda _: self.is_live)
 
     def report(self, *folders: str) -> None:
         for change in self.reports.put(report("a", {"id": 0}, mps={"folders": list(folders)})):
@@ -46,6 +47,33 @@ async def test_gate_gives_up_with_the_reason_and_when_the_scheduler_stops() -> N
     await asyncio.sleep(1)
     made.gate.stop()
     assert await waiting == "this scheduler stops"
+
+
+@pytest.mark.looptime
+async def test_gate_does_not_believe_what_a_dead_agent_reported_last() -> None:
+    made = Gate()
+    made.report("mine")
+    made.is_live = False
+    why = await made.gate.wait("a", "mine")
+    assert why == "the agent of a, which keeps the MPS daemon mine, gives no sign of life"
+    waiting = asyncio.create_task(made.gate.wait("a", "mine"))
+    await asyncio.sleep(10)
+    made.is_live = True
+    made.gate.on_agent("a")
+    assert await waiting == ""
+
+
+def test_pod_prepared_for_mps_waits_where_the_agent_is_dead() -> None:
+    world = World(node("a", 1))
+    world.report(report("a", {"id": 0}, mps={}))
+    world.silent.add("a")
+    world.coordinator.nodes.recount_silent()
+    world.claim(claim("half", exclusivity="Shared", share=500))
+    world.pod(pod("p", meta=MARKED))
+    assert "1 does not match the selector gpu.scheduling/sharing=mps" in world.executor.refused["p"]
+    world.silent.clear()
+    world.coordinator.nodes.on_agent("a")
+    assert [job.placement.node for job in world.executor.jobs] == ["a"]
 
 
 def test_pod_prepared_for_mps_goes_only_where_an_agent_keeps_daemons() -> None:

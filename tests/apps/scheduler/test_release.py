@@ -34,8 +34,11 @@ from tests.support.scheduler_objects import pod, report
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def heartbeat(renewed: datetime) -> Lease:
-    return Lease(ObjectMeta("gpu-agent-a"), LeaseSpec(renew_time=renewed.isoformat()))
+def heartbeat(renewed: datetime, looked: datetime | str | None = None) -> Lease:
+    """`looked`: when the agent looked; None: an agent that does not say."""
+    at = looked.isoformat() if isinstance(looked, datetime) else looked
+    meta = ObjectMeta("gpu-agent-a", annotations={} if at is None else {"gpu.scheduling/looked-at": at})
+    return Lease(meta, LeaseSpec(renew_time=renewed.isoformat()))
 
 
 def releaser(*, used: bool | None, agent_age_s: float | None, clock: float = 100.0) -> Releaser:
@@ -75,6 +78,59 @@ def test_remaining_s(used: bool | None, agent_age_s: float | None, remaining_s: 
     assert made.remaining_s(EndedPod("p", "a", "default/p", at=90.0)) == remaining_s
 
 
+@pytest.mark.parametrize(
+    ("looked_s_ago", "ended_s_ago", "is_free"),
+    [
+        pytest.param(2, 20, True, id="a look from after the end"),
+        pytest.param(2, 14, False, id="but not before the agent has had its time"),
+        pytest.param(25, 20, False, id="the driver hangs, or the report is refused"),
+        pytest.param(20.5, 20, False, id="just before the end"),
+        pytest.param(None, 20, False, id="no look yet"),
+    ],
+)
+def test_live_agent_must_have_looked_since_the_end(
+    looked_s_ago: float | None, ended_s_ago: float, is_free: bool
+) -> None:
+    """Whatever the agent's clock says: a day away from ours, here."""
+    looked = "" if looked_s_ago is None else (NOW - timedelta(days=1, seconds=looked_s_ago)).isoformat()
+    clock = [0.0]
+    agents = AgentLiveness(lambda: clock[0], lambda: NOW)
+    agents.on_lease(None, before := heartbeat(NOW - timedelta(days=2), looked=""))
+    clock[0] = 100.0
+    agents.on_lease(before, heartbeat(NOW - timedelta(days=1), looked))
+    made = releaser(used=False, agent_age_s=1)
+    made._agent_liveness = agents
+    assert (made.remaining_s(EndedPod("p", "a", "default/p", at=100.0 - ended_s_ago)) == 0.0) == is_free
+
+
+def test_what_was_looked_at_stays_so_when_another_agent_takes_over() -> None:
+    agents = AgentLiveness(lambda: 100.0, lambda: NOW)
+    agents.on_lease(None, first := heartbeat(NOW, NOW))
+    agents.on_lease(first, second := heartbeat(NOW + timedelta(seconds=1), ""))
+    assert agents.has_looked_since("a", 99.0)
+    assert not agents.has_looked_since("a", 100.0)
+    agents.on_lease(second, heartbeat(NOW + timedelta(seconds=2)))
+    assert agents.has_looked_since("a", 1000.0), "an agent of an earlier release does not say"
+
+
+@pytest.mark.looptime
+async def test_devices_wait_for_the_look_and_are_free_with_it() -> None:
+    made = Released()
+    made.report()
+    made.beat(looked_s_ago=0)
+    running = asyncio.create_task(made.releaser.run())
+    await asyncio.sleep(1)
+    made.releaser.add("p", "a", "default/p")
+    for _ in range(10):
+        await asyncio.sleep(30)
+        made.beat(looked_s_ago=400)
+    assert made.freed == {}
+    made.beat(looked_s_ago=5)
+    await asyncio.sleep(0.1)
+    assert made.freed == {"p": 301.0}
+    running.cancel()
+
+
 class Released:
     """A releaser with a live agent on node a; `freed` has the moment when each pod's devices were free."""
 
@@ -82,6 +138,7 @@ class Released:
         self.clock, self.freed = asyncio.get_running_loop().time, dict[str, float]()
         self.reports, self.asked = Store[GpuNodeStatus](), list[str]()
         self._agents, self._stopped = AgentLiveness(self.clock, lambda: NOW), stopped
+        self._beats = 0
         self.releaser = Releaser(
             None,
             self.reports,
@@ -93,6 +150,13 @@ class Released:
             wait_s=30.0,
             agent_s=15.0,
         )
+
+    def beat(self, looked_s_ago: float) -> None:
+        """Show a sign of life of an agent that says when it looked."""
+        self._beats += 1
+        renewed = NOW + timedelta(seconds=self._beats)
+        self._agents.on_lease(heartbeat(NOW), heartbeat(renewed, renewed - timedelta(seconds=looked_s_ago)))
+        self.releaser.on_agent("a")
 
     async def _ask(self, ended: EndedPod) -> bool:
         self.asked.append(ended.key)
@@ -243,7 +307,7 @@ async def test_pod_that_we_never_saw_bound_waits_where_its_leases_are() -> None:
         status,
         None,
         ClaimWriter(client),
-        mps_gate=MpsGate(Store()),
+        mps_gate=MpsGate(Store(), lambda _: True),
         volume_binder=volume_binder(client, stores_of()),
         reserves_claims=False,
         may_write=lambda: True,

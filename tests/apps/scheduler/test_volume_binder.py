@@ -84,7 +84,7 @@ class Stage:
             PodStatusWriter(client, Store()),
             DeviceLeases(client, "system", known, metrics=Metrics(), now=lambda: "now"),
             ClaimWriter(client),
-            mps_gate=MpsGate(Store()),
+            mps_gate=MpsGate(Store(), lambda _: True),
             volume_binder=self.volumes,
             reserves_claims=False,
             may_write=lambda: self.leads,

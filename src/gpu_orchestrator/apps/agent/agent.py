@@ -24,7 +24,7 @@ from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.adapters.kubelet.pod_resources import PodResources
-from gpu_orchestrator.api import sharing
+from gpu_orchestrator.api import sharing, translate
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES, GpuNodeStatus, GpuNodeStatusStatus
 from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
 from gpu_orchestrator.api.wire import OwnerReference
@@ -39,7 +39,7 @@ from gpu_orchestrator.apps.agent.metrics import Metrics, Shown
 from gpu_orchestrator.apps.agent.mismatch import Mismatches
 from gpu_orchestrator.apps.agent.mps_daemons import MpsDaemons
 from gpu_orchestrator.apps.agent.mps_leases import DeviceLeases
-from gpu_orchestrator.apps.agent.publisher import Publisher
+from gpu_orchestrator.apps.agent.publisher import NEVER, Publisher
 from gpu_orchestrator.apps.agent.settings import Settings
 from gpu_orchestrator.apps.agent.survey import Look
 from gpu_orchestrator.apps.agent.taint import Tainter
@@ -100,6 +100,7 @@ class Agent:
             client, self._node, lambda: self.publisher.report, metrics=metrics, clock=clock
         )
         self._nodes.on_change(lambda old, new: self._capacity.check())
+        self._pods.on_change(self._on_pod)
         self._heartbeat = Heartbeat(
             client,
             here,
@@ -109,6 +110,7 @@ class Agent:
             clock=clock,
             owner=self._owner,
             is_current=self.publisher.is_current,
+            covers=lambda: self.publisher.covers,
         )
         self._mismatches = Mismatches(
             client,
@@ -122,6 +124,7 @@ class Agent:
         self._tainter = Tainter(client, here, metrics) if settings.taint_on_mismatch else None
         self._mps = self._mps_daemons() if settings.mps else None
         self._seen: GpuNodeStatusStatus | None = None
+        self._seen_at = NEVER
         self._memory = Memory()
         self._recalled: GpuNodeStatusStatus | None = None
         self._last: Look | None = None
@@ -291,16 +294,24 @@ class Agent:
         if self._mps is not None:
             uuids = {each.id: each.uuid for each in status.devices if each.vendor == "nvidia"}
             self._mps.follow(uuids, status.driver)
-        self._seen = status
+        self._seen, self._seen_at = status, look.began
         self._offer()
 
     def _offer(self) -> None:
         """Offer what was seen last for publication, with the MPS daemons that listen now."""
         if self._seen is not None:
             report = self._mps.report if self._mps is not None else None
-            self.publisher.offer(msgspec.structs.replace(self._seen, mps=report))
+            self.publisher.offer(msgspec.structs.replace(self._seen, mps=report), self._seen_at)
+            self._heartbeat.check()
+
+    def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
+        """A pod that is gone without the kubelet's word that its containers have ended was deleted by force:
+        the scheduler waits for our next look."""
+        if new is None and old is not None and old.status.phase not in translate.TERMINAL:
+            self._heartbeat.owe()
 
     def _on_written(self) -> None:
+        self._heartbeat.check()
         self._capacity.check()
         if self._mps is not None:
             self._mps.check()

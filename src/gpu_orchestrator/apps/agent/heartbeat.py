@@ -6,18 +6,22 @@ holder.
 
     WAITING ──no holder, ours, or not renewed for TAKE_OVER times──► HOLDING ──another holds it──► Displaced
 
-It is renewed only while the report is current, so that a live agent means a true report.
+It is renewed only while the report is current, so that a live agent means a true report. Its annotation
+`gpu.scheduling/looked-at` says how true: when the last look began that the written report tells of. A driver
+may hang, or the report be refused, while the Lease is renewed, and the scheduler gives on the devices of a
+pod that was deleted by force only after a look from after its end. So that it need not wait for the next sign
+of life, one is due soon after a pod is gone: `owe`.
 """
 
 import asyncio
 import random
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from math import isfinite
 
 import msgspec
 import structlog
 
-from gpu_orchestrator.adapters.background import wait_until_set
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
 from gpu_orchestrator.api import names, timestamps
@@ -29,6 +33,8 @@ TAKE_OVER = 2
 LOOK_S = 5.0
 RETRY_S = 5.0
 LIVE_S = 90
+MARGIN_S = 3.0
+"""How long after a pod is gone a look begins that surely is from after its end, wherever its end is seen."""
 
 log = structlog.get_logger()
 
@@ -38,7 +44,8 @@ class Displaced(Exception):  # an event that callers expect, not an error
 
 
 class Heartbeat:
-    """`owner` returns the Node, so that the Lease is deleted with it; `is_current` whether the report is."""
+    """`owner` returns the Node, so that the Lease is deleted with it; `is_current` whether the report is;
+    `covers` when the last look began, on our clock, that the written report tells of."""
 
     def __init__(
         self,
@@ -51,11 +58,14 @@ class Heartbeat:
         clock: Callable[[], float],
         owner: Callable[[], list[OwnerReference]],
         is_current: Callable[[], bool],
+        covers: Callable[[], float],
     ) -> None:
         self._client = client.with_limits(timeout_s=every_s)
         self._name, self._namespace = f"{names.AGENT_LEASE_PREFIX}{node}", namespace
         self._identity, self._every_s, self._clock = identity, every_s, clock
-        self._owner, self._is_current = owner, is_current
+        self._owner, self._is_current, self._covers = owner, is_current, covers
+        self._owed: list[float] = []
+        self._due = asyncio.Event()
         self._held: Lease | None = None
         self._seen = LeaseSpec()
         self._seen_at = clock()
@@ -69,6 +79,7 @@ class Heartbeat:
                 break
             await asyncio.sleep(min(LOOK_S, self._every_s))
         self.waits_for = ""
+        self.owe()
         log.info("heartbeat started", lease=self._name, identity=self._identity)
 
     async def _try(self) -> bool:
@@ -100,10 +111,22 @@ class Heartbeat:
     async def run(self, stopped: asyncio.Event) -> None:
         """Renew until stopped; raise `Displaced` if another agent holds the Lease."""
         while not stopped.is_set():
+            self._due.clear()
             pause_s = self._every_s * random.uniform(0.9, 1.0)  # noqa: S311 - spreads load
-            if self._is_current() and not await self._renew():
+            if not (self._is_current() and await self._renew()):
                 pause_s = min(RETRY_S, pause_s)
-            await wait_until_set(stopped, pause_s)
+            await _first_of(stopped, self._due, within_s=pause_s)
+
+    def owe(self) -> None:
+        """A pod is gone: renew as soon as the report tells of a look from after that."""
+        self._owed.append(self._clock())
+
+    def check(self) -> None:
+        """Renew now if that is owed. The caller has just looked, or written."""
+        covers = self._covers() - MARGIN_S
+        if any(at <= covers for at in self._owed):
+            self._owed = [at for at in self._owed if at > covers]
+            self._due.set()
 
     async def _renew(self) -> bool:
         try:
@@ -142,22 +165,35 @@ class Heartbeat:
             log.info("heartbeat not released", lease=self._name, error=str(error))
 
     async def _create(self) -> Lease | None:
-        meta = ObjectMeta(name=self._name, namespace=self._namespace, owner_references=self._owner())
+        now = datetime.now(UTC)
+        meta = ObjectMeta(
+            name=self._name,
+            namespace=self._namespace,
+            annotations=self._annotations(now),
+            owner_references=self._owner(),
+        )
         try:
-            return await self._client.create(LEASES, Lease(meta, self._spec(LeaseSpec())))
+            return await self._client.create(LEASES, Lease(meta, self._spec(LeaseSpec(), now)))
         except AlreadyExists:
             return None
 
     async def _write(self, found: Lease) -> Lease:
         """Compare and set: raise Conflict if the Lease was written since."""
+        now, version = datetime.now(UTC), found.metadata.resource_version
         body = {
-            "metadata": {"resourceVersion": found.metadata.resource_version},
-            "spec": msgspec.to_builtins(self._spec(found.spec)),
+            "metadata": {"resourceVersion": version, "annotations": self._annotations(now)},
+            "spec": msgspec.to_builtins(self._spec(found.spec, now)),
         }
         return await self._client.patch(LEASES, self._name, body, self._namespace)
 
-    def _spec(self, old: LeaseSpec) -> LeaseSpec:
-        now = timestamps.micro_time(datetime.now(UTC))
+    def _annotations(self, now: datetime) -> dict[str, str]:
+        """Return when the look began that the report tells of; empty if it tells of none of ours."""
+        age_s = self._clock() - self._covers()
+        looked_at = timestamps.micro_time(now - timedelta(seconds=age_s)) if isfinite(age_s) else ""
+        return {names.LOOKED_AT: looked_at}
+
+    def _spec(self, old: LeaseSpec, moment: datetime) -> LeaseSpec:
+        now = timestamps.micro_time(moment)
         is_ours = old.holder_identity == self._identity
         return LeaseSpec(
             holder_identity=self._identity,
@@ -166,3 +202,13 @@ class Heartbeat:
             renew_time=now,
             lease_transitions=old.lease_transitions + (not is_ours),
         )
+
+
+async def _first_of(*events: asyncio.Event, within_s: float) -> None:
+    """Return when one of the events is set, or after `within_s`."""
+    waits = [asyncio.ensure_future(each.wait()) for each in events]
+    try:
+        await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waits:
+            each.cancel()

@@ -7,6 +7,7 @@ second one would hang beside it.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -51,9 +52,10 @@ class Looker:
         future.add_done_callback(lambda done: done.cancelled() or done.exception())  # always retrieved
 
         def run() -> None:
+            began = self._clock()
             with suppress(RuntimeError):  # the loop has ended meanwhile
                 try:
-                    found = self._look()
+                    found = replace(self._look(), began=began)
                 except Exception as error:
                     loop.call_soon_threadsafe(_fail, future, error)
                 else:

@@ -34,6 +34,8 @@ RETRY_S = (1.0, 30.0)
 OVERDUE_S = 60.0
 """A change that could not be written for so long: the report is not current any more."""
 
+NEVER = float("-inf")
+
 _STATUSES = ignore_answer(GPU_NODE_STATUSES)
 
 log = structlog.get_logger()
@@ -59,6 +61,10 @@ class Publisher:
         self._pace = Pace(BURST, EVERY_S)
         self._changed = asyncio.Event()
         self._latest: GpuNodeStatusStatus | None = None
+        self._looked_at = NEVER
+        self._is_certain = False  # a write whose answer was lost may have been done
+        self.covers = NEVER
+        """When the last look began that the written report tells of."""
         self.published: GpuNodeStatusStatus | None = None
         self._behind_since: float | None = None
 
@@ -72,14 +78,15 @@ class Publisher:
         behind = self._behind_since
         return self.published is not None and (behind is None or self._clock() - behind < OVERDUE_S)
 
-    def offer(self, status: GpuNodeStatusStatus) -> None:
-        """Keep the newest status, and write it if it says something new."""
-        self._latest = status
+    def offer(self, status: GpuNodeStatusStatus, looked_at: float = NEVER) -> None:
+        """Keep the newest status, and write it if it says something new. `looked_at` is when the look began
+        that it is from."""
+        self._latest, self._looked_at = status, looked_at
         if self.published is None or survey.differs(self.published, status):
             self._changed.set()
             self.fall_behind()
-        else:
-            self._behind_since = None
+        elif self._is_certain:
+            self.covers, self._behind_since = looked_at, None
 
     def fall_behind(self) -> None:
         """The report is not what the agent sees, or it does not know what it sees."""
@@ -106,6 +113,7 @@ class Publisher:
     async def publish(self, status: GpuNodeStatusStatus) -> bool:
         """Write a status now; return False if that failed."""
         self._changed.clear()
+        looked_at, self._is_certain = self._looked_at, False
         try:
             await self._write(status)
         except KubeError as error:
@@ -115,8 +123,9 @@ class Publisher:
             return False
         self._metrics.wrote("report")
         self.published, self._behind_since = status, None
+        self.covers, self._is_certain = looked_at, True
         if self._latest is not None:
-            self.offer(self._latest)  # it may have changed meanwhile
+            self.offer(self._latest, self._looked_at)  # it may have changed meanwhile
         self._written()
         return True
 

@@ -10,6 +10,7 @@ from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.api import names
 
 Seconds = Annotated[float, Meta(gt=0)]
+LONGEST_NODE = names.LONGEST_NAME - len(names.AGENT_LEASE_PREFIX)
 Lock = Literal["lease", "binding"]
 
 
@@ -34,13 +35,13 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
 
     kubeconfig: str = ""
     namespace: str = names.NAMESPACE
-    node_name: Annotated[str, Meta(max_length=names.LONGEST_NAME)] = ""
+    node_name: str = ""
     pod_name: str = ""
     metrics_bind_address: str = ":8080"
     health_probe_bind_address: str = ":8081"
-    scan_seconds: Annotated[float, Meta(gt=0, le=60)] = 5.0
-    heartbeat_seconds: Annotated[float, Meta(gt=0, le=60)] = 30.0
-    refresh_seconds: Seconds = 300.0
+    scan_seconds: Annotated[float, Meta(ge=0.05, le=60)] = 5.0
+    heartbeat_seconds: Annotated[float, Meta(ge=1, le=60)] = 30.0
+    refresh_seconds: Annotated[float, Meta(ge=1)] = 300.0
     temperature_limit_c: Annotated[float, Meta(ge=0)] = 95.0
     recovery_seconds: Annotated[float, Meta(ge=0)] = 60.0
     longest_recovery_seconds: Annotated[float, Meta(ge=0)] = 1800.0
@@ -68,6 +69,15 @@ def load(path: str, flags: dict[str, Any]) -> Settings:
             f"'{settings.node_name}' does not name this agent's node; set NODE_NAME (spec.nodeName of its "
             "pod), or give --node-name"
         )
+    if len(settings.node_name) > LONGEST_NODE:
+        raise BadSettings(
+            f"'{settings.node_name}' has {len(settings.node_name)} characters; the Leases of its agent and "
+            f"its devices are named after it, so it may have {LONGEST_NODE}"
+        )
+    if not names.is_object_name(settings.namespace):
+        raise BadSettings(f"namespace '{settings.namespace}' is no name that an object can have")
+    if settings.pod_name and not names.is_object_name(settings.pod_name):
+        raise BadSettings(f"podName '{settings.pod_name}' is no name that an object can have")
     if settings.simulate and settings.devices_file:
         raise BadSettings("--simulate and --devices-file both describe GPUs; give one of them")
     return settings

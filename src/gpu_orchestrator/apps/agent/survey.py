@@ -20,13 +20,15 @@ _VENDORS = {"amd": "amd", "intel": "intel"}
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was there at one moment. `pods` has the UID of the pod of each process that is in one."""
+    """What was there at one moment. `pods` has the UID of the pod of each process that is in one; `began` is
+    when the agent asked: a driver may take a while to answer."""
 
     devices: tuple[Device, ...] = ()
     readings: Mapping[str, Reading] = field(default_factory=dict)
     links: tuple[Link, ...] = ()
     fabric: Fabric = field(default_factory=Fabric)
     pods: Mapping[int, str] = field(default_factory=dict)
+    began: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,8 @@ class Scheduler:
             stores.nodes,
             wait_s=settings.volume_bind_seconds,
         )
-        self._mps_gate = MpsGate(stores.node_statuses)
+        self._agent_liveness = AgentLiveness(clock, lambda: datetime.now(UTC), changed=self._on_agent)
+        self._mps_gate = MpsGate(stores.node_statuses, self._agent_liveness.is_live)
         binder = Binder(
             client,
             self._pod_status,
@@ -114,9 +115,6 @@ class Scheduler:
             max_in_flight=settings.max_in_flight,
             max_decisions=MAX_DECISIONS,
             max_rows=MAX_ROWS,
-        )
-        self._agent_liveness = AgentLiveness(
-            clock, lambda: datetime.now(UTC), changed=lambda node: self.coordinator.nodes.on_agent(node)
         )
         self.coordinator = Coordinator(
             engine,
@@ -254,6 +252,11 @@ class Scheduler:
         watches.node_statuses.on_later_change(self._node_capacity.on_node_status)
         watches.node_statuses.on_later_change(self._health.on_node_status)
         watches.node_statuses.on_later_change(self._mps_gate.on_node_status)
+
+    def _on_agent(self, node: str) -> None:
+        self.coordinator.nodes.on_agent(node)
+        self._releaser.on_agent(node)
+        self._mps_gate.on_agent(node)
 
     def _freed(self, uid: str) -> None:
         self.coordinator.freed(uid)

@@ -1,9 +1,10 @@
 """Nodes as the engine may use them: from the Node, its agent's report, and the pods of a device plugin.
 
 A pod that got GPUs, or parts of them, from a device plugin takes the devices that the agent reports for it.
-If no agent reports them, all devices of the node are barred: some are in use, and it is not known which. A
-device that a live agent reports in use by a pod that does not hold it is taken as well. A GPU that two nodes
-report is given on neither of them, unless `device_owners` knows better.
+If no agent reports them, all devices of the node are barred: some are in use, and it is not known which. So
+are those of a node whose agent lives and has no report, as after somebody deleted it: a count tells of no ill
+device. A device that a live agent reports in use by a pod that does not hold it is taken as well. A GPU that
+two nodes report is given on neither of them, unless `device_owners` knows better.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -44,6 +45,8 @@ class NodeView:
         self._untracked: dict[str, Placement] = {}
         self._used: dict[str, dict[str, tuple[int, ...]]] = {}
         self._reasons: dict[str, str] = {}
+        self._lived: dict[str, bool] = {}
+        """Nodes that a live agent makes a difference for, and whether they had one when last sent."""
         self._owners = DeviceOwners(self._stands)
         self.duplicates: dict[str, dict[int, str]] = {}
         """By node: devices that are not given because another node reports them too, each with that node."""
@@ -56,6 +59,7 @@ class NodeView:
         elif old is not None:
             self._used.pop(old.metadata.name, None)
             self._reasons.pop(old.metadata.name, None)
+            self._lived.pop(old.metadata.name, None)
             self._count_untracked(old.metadata.name)
             self.duplicates.pop(old.metadata.name, None)
             others = self._owners.observe(old.metadata.name, None)
@@ -89,9 +93,13 @@ class NodeView:
         if self._used.get(node):
             self._count_untracked(node)
         self._settle(node)
+        if (lived := self._lived.get(node)) is not None and lived != self._is_live(node):
+            self.update(node)
 
     def recount_silent(self) -> None:
         """Count again where agents may have fallen silent: what a dead agent reported is not believed."""
+        for node in [node for node, lived in self._lived.items() if lived and not self._is_live(node)]:
+            self.update(node)
         for node in [node for node in self._untracked if not self._is_live(node)]:
             self._count_untracked(node)
         for node in self._owners.disputed():
@@ -114,7 +122,7 @@ class NodeView:
     def plugin_conflict(self, name: str, devices: Iterable[int]) -> str:
         """Return why a device plugin's pod may use these devices as well; empty if none is known to."""
         plugin, report = self._plugin_gpus.get(name, {}), self._node_statuses.get(name)
-        if self._barred(name, report):
+        if self._is_plugin_unreported(name, report):
             return "pods of a device plugin also run there, and no agent reports which devices they use"
         used = inventory.used_by(report)
         shared = sorted({each for uid in plugin for each in used.get(uid, ())} & set(devices))
@@ -140,7 +148,13 @@ class NodeView:
         self.duplicates.pop(name, None)
         if duplicates := self._owners.duplicates(name):
             self.duplicates[name] = duplicates
-        node = inventory.node_of(seen, report, barred=self._barred(name, report), duplicates=duplicates)
+        is_live = self._is_live(name)
+        if report is None or report.status.mps is not None:
+            self._lived[name] = is_live
+        else:
+            self._lived.pop(name, None)
+        barred = self._barred(name, report)
+        node = inventory.node_of(seen, report, barred=barred, duplicates=duplicates, is_live=is_live)
         if node.barred != self._reasons.get(name, ""):
             self._reasons[name] = node.barred
             log.warning("claims on node", node=name, barred=node.barred or "no longer")
@@ -148,11 +162,15 @@ class NodeView:
         return NodeUpdated(replace(node, volume_limits=limits) if limits else node)
 
     def _barred(self, name: str, report: GpuNodeStatus | None) -> str:
+        if report is None and self._is_live(name):
+            return inventory.NOT_REPORTED
+        return inventory.PLUGIN_UNREPORTED if self._is_plugin_unreported(name, report) else ""
+
+    def _is_plugin_unreported(self, name: str, report: GpuNodeStatus | None) -> bool:
         if not (plugin := self._plugin_gpus.get(name)):
-            return ""
+            return False
         used = inventory.used_by(report)
-        unreported = any(len(used.get(uid, ())) < gpus for uid, gpus in plugin.items())
-        return inventory.PLUGIN_UNREPORTED if unreported else ""
+        return any(len(used.get(uid, ())) < gpus for uid, gpus in plugin.items())
 
     def _count_untracked(self, name: str) -> None:
         """Count devices in use by pods that do not hold them: a plugin's pods, ended pods whose processes

@@ -2,10 +2,11 @@
 
 A container that starts before its daemon uses the device directly, without a limit, and nothing would show
 it. The agent starts the daemon when it sees the pod's leases, which the binder acquires before it comes here,
-and lists the daemon in its report.
+and lists the daemon in its report. Its daemons end with it: what a dead agent reported last opens nothing.
 """
 
 import asyncio
+from collections.abc import Callable
 
 from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
@@ -14,16 +15,26 @@ WAIT_S = 30.0
 
 
 class MpsGate:
-    """`node_statuses` are the agents' reports, and `on_node_status` is called when one changes."""
+    """`node_statuses` are the agents' reports, and `on_node_status` is called when one changes; `is_live` is
+    whether a node's agent is, and `on_agent` is called when it may be again."""
 
-    def __init__(self, node_statuses: Store[GpuNodeStatus], *, wait_s: float = WAIT_S) -> None:
-        self._node_statuses, self._wait_s = node_statuses, wait_s
+    def __init__(
+        self,
+        node_statuses: Store[GpuNodeStatus],
+        is_live: Callable[[str], bool],
+        *,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        self._node_statuses, self._is_live, self._wait_s = node_statuses, is_live, wait_s
         self._changed: dict[str, asyncio.Event] = {}
         self._is_stopped = False
 
     def on_node_status(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
-        report = new or old
-        if report is not None and (changed := self._changed.pop(report.spec.node_name, None)):
+        if report := new or old:
+            self.on_agent(report.spec.node_name)
+
+    def on_agent(self, node: str) -> None:
+        if changed := self._changed.pop(node, None):
             changed.set()
 
     def stop(self) -> None:
@@ -41,9 +52,13 @@ class MpsGate:
                         return "this scheduler stops"
                     await self._changed.setdefault(node, asyncio.Event()).wait()
         except TimeoutError:
+            if not self._is_live(node):
+                return f"the agent of {node}, which keeps the MPS daemon {folder}, gives no sign of life"
             return f"the agent of {node} did not start the MPS daemon {folder} in {self._wait_s:.0f} s"
         return ""
 
     def _listens(self, node: str, folder: str) -> bool:
         report = self._node_statuses.get(node)
-        return report is not None and report.status.mps is not None and folder in report.status.mps.folders
+        if report is None or report.status.mps is None or not self._is_live(node):
+            return False
+        return folder in report.status.mps.folders

@@ -3,11 +3,12 @@
     no live agent on the node               `wait_s` after the end
     agent reports the pod on a device       when it does not any more, and by the rules below
     kubelet says that all containers ended  at once
-    anything else: deleted, maybe by force  `agent_s` after the end
+    anything else: deleted, maybe by force  `agent_s` after the end, and a look from after it is reported
 
 An agent looks at intervals. A process that has just opened a device is in no report yet, also if an earlier
-process of the pod was in one. So nothing but time since the *end* of the pod proves that a report without the
-pod is news, and a new leader, which knows nothing of the past, comes to no other answer than the last one.
+process of the pod was in one. So a report without the pod is news only if the look that it tells of began
+after the *end* of the pod: the agent's Lease says when that was. A driver may hang, and a report be refused,
+for as long as they like. A new leader, which knows nothing of the past, comes to no other answer.
 """
 
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,8 @@ from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases, 
 
 WORKERS = 16
 POLL_S = 5.0
+# How long the end of a pod, and the agent's news, may be on their way to us.
+LAG_S = 1.0
 RETRY_S = 1.0
 # A rest from rounding may be less than the clock can measure; the check would repeat without end.
 SHORTEST_S = 0.01
@@ -80,9 +83,13 @@ class Releaser:
 
     def on_node_status(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
         if report := new or old:
-            for ended in list(self._ended.values()):
-                if ended.node == report.spec.node_name:
-                    self.queue.add(ended.uid)
+            self.on_agent(report.spec.node_name)
+
+    def on_agent(self, node: str) -> None:
+        """Look again at the ended pods of a node: its agent has said something."""
+        for ended in list(self._ended.values()):
+            if ended.node == node:
+                self.queue.add(ended.uid)
 
     async def run(self) -> None:
         await self.queue.run(self._check, workers=WORKERS)
@@ -119,7 +126,11 @@ class Releaser:
             return max(0.0, self._wait_s - waited_s)
         if self._is_used(ended):
             return POLL_S
-        return 0.0 if self._stopped.get(ended.uid) else max(0.0, self._agent_s - waited_s)
+        if self._stopped.get(ended.uid):
+            return 0.0
+        if self._agent_liveness.has_looked_since(ended.node, ended.at + LAG_S):
+            return max(0.0, self._agent_s - waited_s)
+        return max(POLL_S, self._agent_s - waited_s)
 
     def _is_reported(self, node: str) -> bool:
         """Return True if a live agent reports the node."""
