@@ -144,6 +144,21 @@ async def test_report_tells_of_the_looks_that_found_what_is_written() -> None:
         assert made.covers == 4.0
 
 
+async def test_report_that_somebody_deleted_is_written_again_soon() -> None:
+    path = f"/apis/gpu.scheduling/v1/gpunodestatuses/{NODE}"
+    server = Server()
+    server.found[path] = {"metadata": {"name": NODE}, "spec": {"nodeName": NODE}}
+    async with publishing(server) as made:
+        made.offer(status())
+        guarding = asyncio.create_task(made.guard(asyncio.Event()))
+        await asyncio.sleep(3 * publisher.CHECK_S)
+        assert len(server.writes()) == 1
+        server.refused[path] = [refusal(404, "NotFound")]
+        await asyncio.sleep(publisher.CHECK_S + 1)
+        assert len(server.writes()) == 2
+        guarding.cancel()
+
+
 async def test_refusal_is_retried_and_does_not_end_the_agent() -> None:
     server = Server()
     path = f"/apis/gpu.scheduling/v1/gpunodestatuses/{NODE}/status"

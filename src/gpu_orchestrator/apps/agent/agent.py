@@ -226,6 +226,7 @@ class Agent:
             tasks = [
                 group.create_task(self._scan_again_and_again()),
                 group.create_task(self.publisher.run(self._stopped)),
+                group.create_task(self.publisher.guard(self._stopped)),
                 group.create_task(self._capacity.run(self._stopped)),
                 group.create_task(self._heartbeat.run(self._stopped)),
                 group.create_task(self._mismatches.run()),

@@ -31,6 +31,8 @@ from gpu_orchestrator.apps.agent.pace import Pace
 
 BURST, EVERY_S = 6, 5.0
 RETRY_S = (1.0, 30.0)
+CHECK_S = 30.0
+"""How often the agent looks whether its report is still there."""
 OVERDUE_S = 60.0
 """A change that could not be written for so long: the report is not current any more."""
 
@@ -104,6 +106,26 @@ class Publisher:
             if failures:
                 least, most = RETRY_S
                 await wait_until_set(stopped, min(least * 2.0 ** (failures - 1), most))
+
+    async def guard(self, stopped: asyncio.Event) -> None:
+        """Write the report again when somebody has deleted it: without it the scheduler gives no device of
+        the node. Watches by name would cost the API server more: it holds each report that is written
+        against all of them."""
+        while not stopped.is_set():
+            await wait_until_set(stopped, CHECK_S * random.uniform(0.8, 1.0))  # noqa: S311 - spreads load
+            if self.published is not None and await self._is_gone():
+                log.warning("report is gone; writing it again", node=self._node)
+                self._is_certain = False
+                self._changed.set()
+
+    async def _is_gone(self) -> bool:
+        try:
+            await self._client.get(_STATUSES, self._node)
+        except NotFound:
+            return True
+        except KubeError as error:
+            log.info("report not looked for", node=self._node, error=str(error))
+        return False
 
     def _pause_s(self, failures: int) -> float:
         if failures:
