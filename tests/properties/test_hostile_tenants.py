@@ -181,6 +181,7 @@ class Term:
             self.executor,
             CoordinatorConfig(),
             clock=clock,
+            is_agent_live=lambda _: False,
         )
         self.releaser = Releaser(
             device_leases,

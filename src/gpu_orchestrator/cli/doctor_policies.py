@@ -1,5 +1,5 @@
 """What `doctor` checks of the admission policies: are all there, in force and of this version, and whom do
-they surprise. Where none is installed, as with config/local, that is no failure."""
+they surprise. Where none is installed, as with config/local, nothing fails."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any

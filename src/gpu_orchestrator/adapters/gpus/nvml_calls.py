@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 NONSENSE = (ValueError, TypeError, OverflowError)
 """What comes of answers that are none: text that is not UTF-8, which the library decodes itself, or numbers
-that are no numbers."""
+that are not numbers."""
 
 LOST = (
     pynvml.NVML_ERROR_UNINITIALIZED,

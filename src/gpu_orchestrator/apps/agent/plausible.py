@@ -1,6 +1,6 @@
 """What was seen → what a report can hold. Pure.
 
-A driver in trouble tells of memory below zero, temperatures that are no numbers, names without end. The API
+A driver in trouble tells of memory below zero, temperatures that are not numbers, names without end. The API
 server refuses a report for one such value, and with it the bad news of all other devices; so a device with
 nonsense is unhealthy for that reason, and the rest is cut to what the schema allows.
 """
