@@ -1,5 +1,6 @@
 """The command line itself: help for everything, and mistakes as one plain line with exit code 2."""
 
+import gc
 import io
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
-from gpu_orchestrator.cli import main, output
+from gpu_orchestrator.cli import collector, main, output
 from gpu_orchestrator.cli.tables import Page
 from tests.support.workers import compiled
 
@@ -33,6 +34,17 @@ def help_of(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 PAGES = [" ".join(chain) for chain, _ in pages(main.application())]
+
+
+def test_garbage_is_collected_as_usual_once_a_process_runs() -> None:
+    usual = gc.get_threshold()
+    try:
+        collector.pause()
+        assert gc.get_threshold() > usual
+        collector.resume()
+        assert gc.get_threshold() == usual
+    finally:
+        gc.set_threshold(*usual)
 
 
 def test_first_page_says_a_line_about_every_command(capsys: pytest.CaptureFixture[str]) -> None:

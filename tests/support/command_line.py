@@ -5,6 +5,7 @@ process (`User.run` and what uses it), unless the process is what a test is abou
 and pipes (`User.spawn` and `User.start`).
 """
 
+import gc
 import io
 import json
 import os
@@ -107,6 +108,7 @@ def in_this_process(
     read = io.BytesIO(stdin.encode(errors="surrogateescape"))
     written, told = io.BytesIO(), io.BytesIO()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    collected = gc.get_threshold()
     code: Any = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -129,6 +131,7 @@ def in_this_process(
         sys.stderr.flush()
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        gc.set_threshold(*collected)
         texts = [each.getvalue().decode(encoding, "surrogateescape") for each in (written, told)]
     return subprocess.CompletedProcess([COMMAND, *words], code, *texts)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from gpu_orchestrator import __version__
-from gpu_orchestrator.cli import output
+from gpu_orchestrator.cli import collector, output
 from gpu_orchestrator.cli.help_pages import Pages
 
 USE = Group("Use it", sort_key=1)
@@ -118,6 +118,7 @@ def run(words: list[str]) -> None:
 
 
 def main() -> None:
+    collector.pause()
     output.prepare()
     try:
         run(sys.argv[1:])
