@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
-from gpu_orchestrator.adapters.gpus import amd_smi, amd_sysfs, fabric, pci
+from gpu_orchestrator.adapters.gpus import amd_smi, amd_sysfs, fabric, pci, sysfs
 from gpu_orchestrator.adapters.gpus.amd_smi import AmdSmi
 from gpu_orchestrator.adapters.gpus.amd_sysfs import Node
 from gpu_orchestrator.adapters.gpus.fabric import Fabric
@@ -88,7 +88,7 @@ class Amd:
 
     def _device(self, uuid: str, node: Node, names: dict[str, str]) -> Device:
         place = pci.folder(self._root, node.address)
-        total = amd_sysfs.number(place / "mem_info_vram_total") or 0
+        total = sysfs.number(place / "mem_info_vram_total") or 0
         return Device(
             index=self._numbers.of(uuid, node.place),
             uuid=uuid,
@@ -106,7 +106,7 @@ class Amd:
             return Reading(device.uuid, used_mib=0, free_mib=0, problem=GONE)
         folder = pci.folder(self._root, node.address)
         try:
-            used_mib = int((folder / "mem_info_vram_used").read_text()) // MIB
+            used_mib = sysfs.read_number(folder / "mem_info_vram_used") // MIB
         except (OSError, ValueError) as error:
             problem = f"the driver does not answer: {error}"
             return Reading(device.uuid, used_mib=0, free_mib=0, problem=problem)
@@ -115,21 +115,21 @@ class Amd:
 
     def _read(self, device: Device, node: Node, folder: Path, used_mib: int) -> Reading:
         errors, sensors = amd_sysfs.errors(folder), amd_sysfs.sensors(folder) or folder / "hwmon"
-        power_uw = amd_sysfs.number(sensors / "power1_average") or amd_sysfs.number(sensors / "power1_input")
+        power_uw = sysfs.number(sensors / "power1_average") or sysfs.number(sensors / "power1_input")
         return Reading(
             uuid=device.uuid,
             used_mib=used_mib,
             free_mib=max(device.memory_mib - used_mib, 0),
-            utilization_percent=_float(amd_sysfs.number(folder / "gpu_busy_percent")),
-            memory_utilization_percent=_float(amd_sysfs.number(folder / "mem_busy_percent")),
+            utilization_percent=_float(sysfs.number(folder / "gpu_busy_percent")),
+            memory_utilization_percent=_float(sysfs.number(folder / "mem_busy_percent")),
             temperature_c=amd_sysfs.hottest(sensors),
             processes=amd_sysfs.processes(self._root, node.gpu_id),
             ecc_errors=errors.get("ue"),
             ecc_corrected=errors.get("ce"),
             power_w=None if power_uw is None else power_uw / 1e6,
-            sm_clock_mhz=_megahertz(amd_sysfs.number(sensors / "freq1_input")),
-            memory_clock_mhz=_megahertz(amd_sysfs.number(sensors / "freq2_input")),
-            pcie_replays=amd_sysfs.number(folder / "pcie_replay_count"),
+            sm_clock_mhz=_megahertz(sysfs.number(sensors / "freq1_input")),
+            memory_clock_mhz=_megahertz(sysfs.number(sensors / "freq2_input")),
+            pcie_replays=sysfs.number(folder / "pcie_replay_count"),
         )
 
     def _link(self, a: Device, b: Device, xgmi_gbps: int | None) -> Link | None:

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+LARGEST = 2**64
+"""What is larger, or is not a number, is nonsense of the library."""
+
 
 class AmdSmi:
     def __init__(self, library: Any) -> None:
@@ -57,7 +60,7 @@ class AmdSmi:
         with suppress(Exception):
             kind = self._library.AmdSmiTemperatureType.HOTSPOT
             now = self._library.AmdSmiTemperatureMetric.CURRENT
-            return float(self._library.amdsmi_get_temp_metric(handle, kind, now))
+            return _number({"now": self._library.amdsmi_get_temp_metric(handle, kind, now)}, "now")
         return None
 
     def _clock(self, handle: Any, kind: str) -> int | None:
@@ -91,7 +94,9 @@ def _has(answer: Any, name: str) -> bool:
 def _number(answer: Any, *names: str) -> float | None:
     """Return the first of these fields that is a number; the library writes `N/A` for unknown ones."""
     values = (answer.get(name) for name in names) if isinstance(answer, Mapping) else ()
-    return next((float(value) for value in values if isinstance(value, int | float)), None)
+    return next(
+        (float(each) for each in values if isinstance(each, int | float) and abs(each) < LARGEST), None
+    )
 
 
 def _count(answer: Any, *names: str) -> int | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gpu_orchestrator.adapters.gpus import pci
 from gpu_orchestrator.adapters.gpus.gpu import Process
+from gpu_orchestrator.adapters.gpus.sysfs import number, text, to_number
 from gpu_orchestrator.api.units import MIB
 
 KFD = "sys/class/kfd/kfd"
@@ -31,7 +32,9 @@ MODELS = {
     0x75A3: "AMD Instinct MI355X",
 }
 """By PCI device, for boards that do not name themselves."""
-_GIGATRANSFERS = re.compile(r"[0-9.]+")
+WIDEST = 32
+"""Lanes of a slot."""
+_GIGATRANSFERS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?(?![0-9.])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,23 +119,23 @@ def errors(folder: Path) -> dict[str, int]:
     """Return the memory errors of all blocks of the GPU: `ue` that could not be corrected, and `ce` that
     were. Empty for a board that counts none."""
     found: dict[str, int] = {}
-    for path in folder.glob("ras/*_err_count"):
+    for path in _matching(folder, "ras/*_err_count"):
         for line in text(path).splitlines():
             kind, _, count = line.partition(":")
-            if count.strip().isdecimal():
-                found[kind.strip()] = found.get(kind.strip(), 0) + int(count)
+            with suppress(ValueError):
+                found[kind.strip()] = found.get(kind.strip(), 0) + max(to_number(count), 0)
     return found
 
 
 def sensors(folder: Path) -> Path | None:
     """Return the folder of the GPU's sensors."""
-    return next(iter(sorted(folder.glob("hwmon/hwmon*"))), None)
+    return next(iter(_matching(folder, "hwmon/hwmon*")), None)
 
 
 def hottest(sensors: Path) -> float | None:
     """Return the temperature that limits the GPU, in °C: the junction, or the edge where there is no
     other."""
-    labels = {text(path): path for path in sorted(sensors.glob("temp*_label"))}
+    labels = {text(path): path for path in _matching(sensors, "temp*_label")}
     for label in ("junction", "edge"):
         if label in labels:
             milli = number(labels[label].with_name(labels[label].name.replace("_label", "_input")))
@@ -145,7 +148,7 @@ def pcie_gbps(folder: Path) -> int:
     """Return the bandwidth of the slot in GB/s, both directions added."""
     speed = _GIGATRANSFERS.match(text(folder / "max_link_speed"))
     width = number(folder / "max_link_width") or 0
-    return int(2 * float(speed[0]) * width / 8) if speed else 0
+    return int(2 * float(speed[0]) * width / 8) if speed and 0 < width <= WIDEST else 0
 
 
 def properties(path: Path) -> dict[str, int]:
@@ -154,22 +157,8 @@ def properties(path: Path) -> dict[str, int]:
     for line in text(path).splitlines():
         name, _, value = line.partition(" ")
         with suppress(ValueError):
-            facts[name] = int(value)
+            facts[name] = to_number(value)
     return facts
-
-
-def number(path: Path) -> int | None:
-    """Return the number in a file, None if there is none."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def text(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text().strip()
-    return ""
 
 
 def _node(folder: Path, place: int, facts: dict[str, int]) -> Node:
@@ -183,7 +172,7 @@ def _node(folder: Path, place: int, facts: dict[str, int]) -> Node:
         device_id=facts.get("device_id", 0),
         gfx_version=facts.get("gfx_target_version", 0),
         address=pci.bus_id(facts.get("domain", 0), location >> 8 & 0xFF, location >> 3 & 0x1F, location & 7),
-        memory_mib=sum(bank.get("size_in_bytes", 0) for bank in banks) // MIB,
+        memory_mib=max(sum(bank.get("size_in_bytes", 0) for bank in banks), 0) // MIB,
     )
 
 
@@ -194,3 +183,10 @@ def _numbered(folder: Path) -> Iterator[Path]:
     except OSError:
         return iter(())
     return iter(sorted(found, key=lambda each: int(each.name)))
+
+
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of this form, in order; none if the folder cannot be read, or goes meanwhile."""
+    with suppress(OSError):
+        return sorted(folder.glob(pattern))
+    return []

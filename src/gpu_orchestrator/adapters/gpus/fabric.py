@@ -8,13 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_orchestrator.adapters.gpus.sysfs import text
+
 PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
 PEER_CLIENTS = "sys/kernel/mm/memory_peers"
 """Where NVIDIA's network drivers list the drivers that give them memory of GPUs."""
 NVIDIA_VERSION = "proc/driver/nvidia/version"
 OPEN_MODULE = "Open Kernel Module"
 CUFILE_MODULE = "sys/module/nvidia_fs"
-_RATE = re.compile(r"[0-9.]+")
+_RATE = re.compile(r"[0-9]{1,6}(?![0-9])")
+"""Whole Gbit/s; more than six digits are nonsense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +43,22 @@ def read(root: Path = Path("/")) -> Fabric:
     return Fabric(
         hcas=hcas,
         gpu_direct_rdma=any(hca.ports for hca in hcas) and _has_peer_memory(root),
-        cu_file=(root / CUFILE_MODULE).is_dir(),
+        cu_file=_is_folder(root / CUFILE_MODULE),
     )
 
 
 def _hca(folder: Path) -> Hca:
-    active = [port for port in _folders(folder / "ports") if "ACTIVE" in _text(port / "state")]
-    speeds = [_RATE.match(_text(port / "rate")) for port in active]
-    return Hca(folder.name, len(active), max((int(float(each[0])) for each in speeds if each), default=0))
+    active = [port for port in _folders(folder / "ports") if "ACTIVE" in text(port / "state")]
+    speeds = [_RATE.match(text(port / "rate")) for port in active]
+    return Hca(folder.name, len(active), max((int(each[0]) for each in speeds if each), default=0))
 
 
 def _has_peer_memory(root: Path) -> bool:
     """NVIDIA's open modules share memory as dma-buf and need no further module; the others need one."""
     return (
-        any((root / "sys/module" / module).is_dir() for module in PEER_MODULES)
+        any(_is_folder(root / "sys/module" / module) for module in PEER_MODULES)
         or bool(_folders(root / PEER_CLIENTS))
-        or OPEN_MODULE in _text(root / NVIDIA_VERSION)
+        or OPEN_MODULE in text(root / NVIDIA_VERSION)
     )
 
 
@@ -65,7 +68,7 @@ def _folders(folder: Path) -> list[Path]:
     return []
 
 
-def _text(path: Path) -> str:
+def _is_folder(path: Path) -> bool:
     with suppress(OSError):
-        return path.read_text().strip()
-    return ""
+        return path.is_dir()
+    return False

@@ -1,7 +1,8 @@
 """PCI addresses and rates: one form of address for all vendors, and what sysfs knows of such a device."""
 
-from contextlib import suppress
 from pathlib import Path
+
+from gpu_orchestrator.adapters.gpus import sysfs
 
 GBPS_OF_LANE = {1: 0.25, 2: 0.5, 3: 1.0, 4: 2.0, 5: 4.0, 6: 8.0}
 """GB/s of one lane in one direction, by generation, rounded as vendors quote it."""
@@ -21,8 +22,8 @@ def folder(root: Path, address: str) -> Path:
 def numa(root: Path, address: str) -> int:
     """Return the NUMA node that the device is attached to, -1 if unknown."""
     if address:
-        with suppress(OSError, ValueError):
-            return int((folder(root, address) / "numa_node").read_text())
+        near = sysfs.number(folder(root, address) / "numa_node")
+        return -1 if near is None else near
     return -1
 
 
