@@ -105,6 +105,8 @@ def test_instances_take_the_place_of_a_gpu_in_mig_mode(nvidia: Gpus) -> None:
     assert (whole.power_w, whole.problem, first.problem) == (71.25, "", "")
     assert nvidia.links() == ()
     assert any("GPU 2 is in MIG mode and has no instances" in note for note in nvidia.notes())
+    (why,) = nvidia.withheld().values()
+    assert why.startswith("the GPU is in MIG mode and has no instances")
 
 
 def test_instances_that_are_gone_are_no_longer_listed(

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from gpu_orchestrator.adapters.gpus.gpu import Device, Link, Reading
+from gpu_orchestrator.adapters.gpus.machine import Machine
+from gpu_orchestrator.adapters.gpus.nvml import Nvml
 from gpu_orchestrator.adapters.gpus.simulated import Simulated
 from gpu_orchestrator.apps.agent.looker import SURROUNDINGS_S, Looker
+from tests.support import recorded_nvml
 from tests.support.agent_builders import device, reading
 
 UID = "1b2c3d4e-5f60-7182-93a4-b5c6d7e8f901"
@@ -50,6 +53,16 @@ async def test_processes_are_joined_to_their_pods(driver: Driver, tmp_path: Path
     found = await Looker(driver, tmp_path, lambda: 0.0).look(within_s=30)
     assert found.pods == {42: UID}
     assert set(found.readings) == {"GPU-0"}
+
+
+async def test_gpu_that_gives_no_device_is_seen_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recorded_nvml.install(recorded_nvml.load("mig-mixed"), monkeypatch)
+    found = await Looker(Machine(Nvml(tmp_path)), tmp_path, lambda: 0.0).look(within_s=30)
+    ((uuid, why),) = found.withheld.items()
+    assert uuid not in {device.board for device in found.devices}
+    assert "is in MIG mode and has no instances" in why
 
 
 async def test_hanging_driver_is_waited_for_once(driver: Driver, tmp_path: Path) -> None:

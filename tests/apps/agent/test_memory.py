@@ -1,5 +1,8 @@
 """What an agent remembers from look to look, and over its own end."""
 
+from dataclasses import replace
+from datetime import UTC, datetime
+
 from gpu_orchestrator.adapters.gpus.gpu import Slice
 from gpu_orchestrator.api.gpunodestatus import (
     GpuNodeStatus,
@@ -11,7 +14,7 @@ from gpu_orchestrator.api.gpunodestatus import (
 from gpu_orchestrator.api.wire import ObjectMeta
 from gpu_orchestrator.apps.agent.health import Rules
 from gpu_orchestrator.apps.agent.memory import Memory
-from gpu_orchestrator.apps.agent.survey import Look
+from gpu_orchestrator.apps.agent.survey import Look, survey
 from tests.support.agent_builders import NODE, device, look, reading
 
 RULES = Rules()
@@ -71,6 +74,17 @@ def test_gpu_that_is_cut_into_slices_is_not_lost() -> None:
     slices = [device(n, f"MIG-{n}", Slice("1g.10gb", "GPU-a")) for n in range(2)]
     known = after(Memory.of(report(named(0, "GPU-a")), 0.0), look(*slices))
     assert known.ids == {"MIG-0": 0, "MIG-1": 1}
+
+
+def test_gpu_that_gives_no_device_is_unhealthy_for_the_reason_that_the_driver_has() -> None:
+    empty = "the GPU is in MIG mode and has no instances"
+    seen = replace(look(device(1, "GPU-b")), withheld={"GPU-a": empty, "GPU-c": empty})
+    known = after(Memory.of(report(named(0, "GPU-a"), named(1, "GPU-b")), 0.0), seen)
+    assert known.ids == {"GPU-a": 0, "GPU-b": 1}, "no new device"
+    (lost,) = survey(seen, known.findings(seen, {}), datetime.now(UTC)).devices[:1]
+    assert (lost.uuid, lost.health, lost.unhealthy_reason) == ("GPU-a", "Unhealthy", empty)
+    back = after(known, look(device(0, "GPU-a"), device(1, "GPU-b")), 2.0)
+    assert after(back, look(device(0, "GPU-a")), 2.0 + RULES.recovery_s).conditions["GPU-a"].is_healthy
 
 
 def test_slice_that_is_gone_was_removed() -> None:

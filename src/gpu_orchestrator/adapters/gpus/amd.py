@@ -5,7 +5,7 @@ A GPU is `GPU-` and the 16 hexadecimal digits of its unique id, as AMD's runtime
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -41,6 +41,9 @@ class Amd:
 
     def readings(self) -> tuple[Reading, ...]:
         return tuple(self._reading(device) for device in self._known())
+
+    def withheld(self) -> Mapping[str, str]:
+        return {}
 
     def links(self) -> tuple[Link, ...]:
         uuids = {node.number: uuid for uuid, node in self._nodes.items()}

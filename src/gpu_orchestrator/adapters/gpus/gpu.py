@@ -4,7 +4,7 @@ A worker and the node agent each have one `Gpus`. Calls block for milliseconds a
 faulty device: its reading describes the problem.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -84,6 +84,10 @@ class Gpus(Protocol):
 
     def readings(self) -> tuple[Reading, ...]:
         """Return one reading for each device that `devices` listed last, in the same order."""
+
+    def withheld(self) -> Mapping[str, str]:
+        """Return the GPUs, by UUID, that the driver lists and `devices` does not list nor parts of them, each
+        with the reason."""
 
     def links(self) -> tuple[Link, ...]:
         """Return how pairs of devices are connected, where that is known; at most one link for a pair. MIG

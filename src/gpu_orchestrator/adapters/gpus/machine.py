@@ -1,7 +1,7 @@
 """All GPUs of a machine, of whatever vendor, as one source: numbers are unique, and a process sees those that
 it is given, whichever library it uses."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from gpu_orchestrator.adapters.gpus.fabric import Fabric
@@ -28,6 +28,9 @@ class Machine:
     def readings(self) -> tuple[Reading, ...]:
         now = {reading.uuid: reading for source in self._sources for reading in source.readings()}
         return tuple(now[device.uuid] for device in self._order)
+
+    def withheld(self) -> Mapping[str, str]:
+        return {uuid: why for source in self._sources for uuid, why in source.withheld().items()}
 
     def links(self) -> tuple[Link, ...]:
         return tuple(link for source in self._sources for link in source.links())

@@ -4,8 +4,8 @@ It survives a driver that is not installed, or is unloaded and loaded again, and
 the others go on. After any error that may mean a changed driver, the next call opens the library again.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pynvml  # type: ignore[import-untyped]
@@ -36,10 +36,12 @@ REOPEN_EVERY_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the driver lists: `boards` are the UUIDs of the GPUs that answered."""
+    """What the driver lists: `boards` are the UUIDs of the GPUs that answered, `withheld` those of them that
+    give no device."""
 
     devices: tuple[Device, ...] = ()
     boards: frozenset[str] = frozenset()
+    withheld: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -48,6 +50,7 @@ class Nvml:
         self._root = root
         self._known: tuple[Device, ...] = ()
         self._numbers = Numbers()
+        self._withheld: Mapping[str, str] = {}
         self._notes: tuple[str, ...] = ()
         self._is_open = False
         self._is_stale = False
@@ -62,13 +65,16 @@ class Nvml:
         found = self._find()
         silent = [device for device in self._known if device.board not in found.boards]
         self._known = tuple(sorted([*silent, *found.devices], key=lambda device: device.index))
-        self._notes = found.notes
+        self._withheld, self._notes = found.withheld, found.notes
         self._xids.listen({device.board for device in self._known})
         return self._known
 
     def readings(self) -> tuple[Reading, ...]:
         trouble = "" if self._open() else "NVIDIA driver not loaded"
         return tuple(self._reading(device, trouble) for device in self._known)
+
+    def withheld(self) -> Mapping[str, str]:
+        return self._withheld
 
     def links(self) -> tuple[Link, ...]:
         if not self._open():
@@ -118,6 +124,7 @@ class Nvml:
         return Found(
             tuple(device for found in each for device in found.devices),
             frozenset().union(*(found.boards for found in each)),
+            {uuid: why for found in each for uuid, why in found.withheld.items()},
             tuple(note for found in each for note in found.notes),
         )
 
@@ -132,7 +139,8 @@ class Nvml:
         except NONSENSE as error:
             return Found(notes=(f"NVIDIA: GPU {index} answers with nonsense: {error}",))
         if not listed:
-            return Found(boards=frozenset({uuid}), notes=(nvml_device.without_instances(index),))
+            note = nvml_device.without_instances(f"NVIDIA: GPU {index}")
+            return Found((), frozenset({uuid}), {uuid: nvml_device.without_instances("the GPU")}, (note,))
         wanted = count if listed[0].mig else index
         devices = [replace(each, index=self._numbers.of(each.uuid, wanted)) for each in listed]
         return Found(tuple(devices), frozenset({uuid}))

@@ -29,9 +29,9 @@ def read(index: int, driver: str, known: Mapping[str, Device], root: Path) -> tu
     return uuid, [known.get(each) or _instance(at, each, parent) for each, at in handles.items()]
 
 
-def without_instances(index: int) -> str:
+def without_instances(gpu: str) -> str:
     return (
-        f"NVIDIA: GPU {index} is in MIG mode and has no instances, so nothing can run on it: "
+        f"{gpu} is in MIG mode and has no instances, so nothing can run on it: "
         "create some (nvidia-smi mig -cgi ... -C) or leave MIG mode (nvidia-smi -mig 0)"
     )
 

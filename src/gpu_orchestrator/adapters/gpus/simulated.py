@@ -13,7 +13,7 @@ import fcntl
 import itertools
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,6 +68,9 @@ class Simulated:
 
     def readings(self) -> tuple[Reading, ...]:
         return tuple(_read(self._folder, device) for device in self.devices())
+
+    def withheld(self) -> Mapping[str, str]:
+        return {}
 
     def links(self) -> tuple[Link, ...]:
         return self._described.links

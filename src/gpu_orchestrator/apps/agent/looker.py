@@ -71,7 +71,8 @@ class Looker:
         self._look_around(tuple(device.uuid for device in devices))
         pids = {process.pid for each in readings.values() for process in each.processes}
         pods = {pid: uid for pid in pids if (uid := cgroups.read(pid, self._root))}
-        return plausible(Look(devices, readings, self._links, self._fabric, pods))
+        seen = Look(devices, readings, self._links, self._fabric, pods, withheld=self._gpus.withheld())
+        return plausible(seen)
 
     def _look_around(self, uuids: tuple[str, ...]) -> None:
         if uuids != self._around or self._clock() - self._read_at >= SURROUNDINGS_S:

@@ -38,6 +38,7 @@ class Memory:
         known = {uuid: number for uuid, number in self.ids.items() if self._stays(uuid, look, lost)}
         ids = numbering.assign(known, look.devices)
         faults = health.faults(ids, look.readings, self.conditions, rules)
+        faults |= {uuid: Fault(3, why) for uuid, why in look.withheld.items() if uuid in lost}
         conditions = health.steps(self.conditions, faults, now, rules)
         published = {uuid: each for uuid, each in self.published.items() if uuid in ids}
         return Memory(ids, conditions, published, lost)

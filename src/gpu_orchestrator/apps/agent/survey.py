@@ -21,7 +21,8 @@ _VENDORS = {"amd": "amd", "intel": "intel"}
 @dataclass(frozen=True, slots=True)
 class Look:
     """What was there at one moment. `pods` has the UID of the pod of each process that is in one; `began` is
-    when the agent asked: a driver may take a while to answer."""
+    when the agent asked: a driver may take a while to answer. `withheld` are GPUs that give no device now, by
+    UUID, with the reason."""
 
     devices: tuple[Device, ...] = ()
     readings: Mapping[str, Reading] = field(default_factory=dict)
@@ -29,6 +30,7 @@ class Look:
     fabric: Fabric = field(default_factory=Fabric)
     pods: Mapping[int, str] = field(default_factory=dict)
     began: float = float("-inf")
+    withheld: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
