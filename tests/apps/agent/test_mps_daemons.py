@@ -8,11 +8,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gpu_orchestrator.adapters import foreign_files, keeper
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.api.deviceleases import DeviceRef, Hold, Holder
 from gpu_orchestrator.api.mps import Daemon
+from gpu_orchestrator.apps.agent import mps_daemons
 from gpu_orchestrator.apps.agent.metrics import Metrics
 from gpu_orchestrator.apps.agent.mps_daemons import MpsDaemons
 from gpu_orchestrator.apps.agent.mps_leases import DeviceLeases
@@ -204,6 +206,25 @@ async def test_without_the_program_nothing_is_reported(site: Site, monkeypatch: 
     monkeypatch.setenv("PATH", "")
     await site.daemons.run()
     assert site.daemons.report is None
+
+
+@pytest.mark.usefixtures("program")
+@pytest.mark.parametrize("part", ["run", "run/owned"])
+async def test_where_the_folders_cannot_be_made_shares_are_counted_only(
+    site: Site, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps_daemons, "RETRY_S", 0.01)
+    (tmp_path / part).parent.mkdir(exist_ok=True)
+    (tmp_path / part).touch()
+    with capture_logs() as logs:
+        async with site.running(A):
+            await until(lambda: site.failures > 2)
+            assert site.daemons.report is None
+            (tmp_path / part).unlink()
+            await site.lists(A)
+    said = [each["error"] for each in logs if each["event"].startswith("MPS does not work here")]
+    assert len(said) == 1, "once"
+    assert str(tmp_path / part) in said[0]
 
 
 async def test_where_no_daemon_starts_nothing_is_reported(site: Site, program: Path) -> None:

@@ -93,7 +93,6 @@ class MpsDaemons:
             return
         await self._followed.wait()
         await self._until_it_works(program)
-        self._slots = mps_plan.leftovers(self._found(), self._clock())
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
@@ -108,25 +107,29 @@ class MpsDaemons:
         self._running.clear()
 
     async def _until_it_works(self, program: str) -> None:
-        """Start and end one daemon, until that succeeds: a report with `mps` attracts pods."""
+        """Start and end one daemon, until that succeeds: a report with `mps` attracts pods. Then take over
+        what is there."""
+        said = ""
         while True:
-            if await self._works(program):
+            try:
+                await self._try(program)
+                self._slots = mps_plan.leftovers(self._found(), self._clock())
                 return
+            except OSError as error:  # also where the folder is not mounted, or cannot be written
+                self._metrics.error("mps")
+                if str(error) != said:
+                    log.warning("MPS does not work here: shares are counted only", error=str(error))
+                said = str(error)
             await asyncio.sleep(RETRY_S)
 
-    async def _works(self, program: str) -> bool:
+    async def _try(self, program: str) -> None:
         daemon = self._daemon(program, self._root / CHECK, {})
         try:
             _make_empty(self._root / CHECK)
             await daemon.start()
-        except OSError as error:
-            self._metrics.error("mps")
-            log.warning("MPS does not work here: shares are counted only", error=str(error))
-            return False
         finally:
             await daemon.end()
             shutil.rmtree(self._root / CHECK, ignore_errors=True)
-        return True
 
     def _found(self) -> list[str]:
         """Return the folders that a predecessor left. A kubelet may have made others beside them."""
