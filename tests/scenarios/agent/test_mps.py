@@ -117,7 +117,7 @@ def test_role_of_the_overlay_grants_exactly_the_rights_that_are_used(site: Site)
     with Proxy(account(site.cluster, site.node)) as proxy:
         proxy.on("watch", "leases", do=Answer(422, reason="Invalid"))  # a server that does not stream lists
         with site.agent(kubeconfig=proxy.kubeconfig, mps=True):
-            site.reports({}, "the node can keep daemons")
+            site.reports(READY, "the node can keep daemons")
             until(lambda: watches_what_it_listed(proxy), "leases are listed and watched")
 
     def ours() -> list[Entry]:

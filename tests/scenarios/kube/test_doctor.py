@@ -1,7 +1,6 @@
 """`gpu-orchestrator doctor` as users run it: each problem is one line with advice, and exit code 1."""
 
 import json
-import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,20 +10,13 @@ from controlplane import kubeconfig
 from controlplane.cluster import Cluster, free_port
 from controlplane.pki import Authority
 from gpu_orchestrator.api import names, timestamps
-from gpu_orchestrator.api.admission_policies import files
 from tests.conftest import NewCluster
-from tests.support.command_line import User, in_this_process
+from tests.support.command_line import User
+from tests.support.doctor import doctor, of_walls
 from tests.support.operator_process import eventually
 from tests.support.paths import ROOT
 
 CRDS = ROOT / "config" / "crd"
-
-
-def doctor(config: Path | str, *words: str) -> tuple[int, list[str], list[str]]:
-    """Return the exit code, the lines of passed checks and the lines of failed checks."""
-    done = in_this_process(["doctor", "--kubeconfig", str(config), *words], ROOT, os.environ)
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
 
 
 def test_healthy_cluster_passes(cluster: Cluster) -> None:
@@ -174,23 +166,6 @@ def test_missing_crds_are_reported_and_a_leader_is_looked_for_where_one_is_deplo
         assert found == code, bad
     assert "ok      operator: pod-1 leads" not in good
     assert "operator: pod-1 leads no more, its Lease was last renewed 9m ago" in bad[0]
-
-
-def of_walls(found: list[str]) -> list[str]:
-    """Return what was found of webhook, policies and priorities, without its mark."""
-    return [line[8:] for line in found if line[8:].startswith(("webhook:", "policies:", "namespace "))]
-
-
-def test_walls_that_stand_pass(operator_cluster: Cluster) -> None:
-    """Their bindings leave out the namespaces where tests want to be alone with the gpu-scheduler."""
-    _, good, bad = doctor(operator_cluster.kubeconfig)
-    count = len(files.policies())
-    assert of_walls(bad) == []
-    said, limited, expiry, tried = of_walls(good)
-    assert said == f"policies: {count} in force, of this version"
-    assert limited.startswith("policies: in force in some namespaces only: gpu-orchestrator-")
-    assert expiry == "webhook: its certificate expires in 90d"
-    assert tried == "webhook: a pod that asks for a GPU is filled in (dry run)"
 
 
 def test_walls_that_fell_are_reported(new_cluster: NewCluster) -> None:
