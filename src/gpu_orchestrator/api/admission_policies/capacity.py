@@ -52,7 +52,7 @@ CLAIMED = Policy(
             f"a pod that asks for GPUs requests what they count for as {names.MILLIGPU}, in requests and "
             "limits of its "
             "first container; create its GpuClaim first, if it names one, and the webhook fills it in; is "
-            "that down? kubectl "
+            "it down? kubectl "
             f"get deploy {names.WEBHOOK} -n {names.NAMESPACE}",
             reason="Invalid",
         ),
