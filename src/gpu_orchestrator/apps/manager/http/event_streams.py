@@ -6,7 +6,7 @@ The event routes call this; the events come from `events/event_feed.py`.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import structlog
 from starlette.responses import Response
@@ -36,35 +36,47 @@ async def watch(feed: Feed, at: Id, watcher: Watcher) -> AsyncIterator[Batch]:
         yield batch
 
 
-class EventStream(Response):
-    """Sends server-sent events until the client or the server closes the stream."""
+class ServerSent(Response):
+    """Sends what `_frames` yields until that ends, or client or server closes the stream. `reads`: the
+    watcher reads events, and must keep up with them."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, feed: Feed, at: Id, key: Key) -> None:
+    def __init__(self, feed: Feed, key: Key, *, reads: bool) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._feed, self._at, self._key = feed, at, key
+        self._feed, self._key, self._reads = feed, key, reads
+
+    def _frames(self, watcher: Watcher) -> AsyncIterator[bytes]:
+        raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-
-        async def write(body: bytes) -> None:
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-
-        with self._feed.watching(self._key) as watcher:
+        with self._feed.watching(self._key, reads=self._reads) as watcher:
             await send(start)
-            await write(b": from here on\nid: %b\n\n" % str(self._at).encode())
-            reason = end_reason(
-                await done_before(self._send_all(watcher, write), until_disconnected(receive))
-            )
-        if reason:
+            sent = await done_before(self._send_all(watcher, send), until_disconnected(receive))
+        if reason := end_reason(sent):
             await send({"type": "http.response.body", "body": b": %b\n\n" % reason.encode()})
+        elif sent is not None:
+            await send({"type": "http.response.body", "body": b""})
 
-    async def _send_all(self, watcher: Watcher, write: Callable[[bytes], Awaitable[None]]) -> None:
-        async for batch in watch(self._feed, self._at, watcher):
+    async def _send_all(self, watcher: Watcher, send: Send) -> None:
+        async for frames in self._frames(watcher):
             async with asyncio.timeout(SEND_TIMEOUT_S):
-                await write(batch.server_sent(self._key.sees) or b": nothing new\n\n")
+                await send({"type": "http.response.body", "body": frames, "more_body": True})
+
+
+class EventStream(ServerSent):
+    """Sends events."""
+
+    def __init__(self, feed: Feed, at: Id, key: Key) -> None:
+        super().__init__(feed, key, reads=True)
+        self._at = at
+
+    async def _frames(self, watcher: Watcher) -> AsyncIterator[bytes]:
+        yield b": from here on\nid: %b\n\n" % str(self._at).encode()
+        async for batch in watch(self._feed, self._at, watcher):
+            yield batch.server_sent(self._key.sees) or b": nothing new\n\n"
 
 
 async def serve_socket(feed: Feed, websocket: WebSocket, at: Id) -> None:

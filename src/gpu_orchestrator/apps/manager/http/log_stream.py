@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from gpu_orchestrator.adapters.store import logs
 from gpu_orchestrator.adapters.store.logs import LogPart, LogText
@@ -18,8 +16,7 @@ from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.manager import errors, task_schema
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.events.event_feed import WatchEnded, Watcher
-from gpu_orchestrator.apps.manager.http.event_streams import KEEPALIVE_S, SEND_TIMEOUT_S, end_reason
-from gpu_orchestrator.apps.manager.http.responses import done_before, until_disconnected
+from gpu_orchestrator.apps.manager.http.event_streams import KEEPALIVE_S, ServerSent
 from gpu_orchestrator.apps.manager.manager import Manager
 
 PART_BYTES = 64 << 10
@@ -53,30 +50,12 @@ def _task_log(name: str, part: LogPart, text: LogText) -> task_schema.TaskLog:
     )
 
 
-class LogStream(Response):
+class LogStream(ServerSent):
     """Sends a log until the task has ended, or the client or the server closes the stream."""
 
-    media_type = "text/event-stream"
-
     def __init__(self, manager: Manager, name: str, key: Key, after: int) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._manager, self._name, self._key, self._after = manager, name, key, after
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        with self._manager.feed.watching(self._key, reads=False) as watcher:
-            await send(start)
-            sent = await done_before(self._send_all(watcher, send), until_disconnected(receive))
-        if reason := end_reason(sent):
-            await send({"type": "http.response.body", "body": b": %b\n\n" % reason.encode()})
-        elif sent is not None:
-            await send({"type": "http.response.body", "body": b""})
-
-    async def _send_all(self, watcher: Watcher, send: Send) -> None:
-        async for frame in self._frames(watcher):
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                await send({"type": "http.response.body", "body": frame, "more_body": True})
+        super().__init__(manager.feed, key, reads=False)
+        self._manager, self._name, self._after = manager, name, after
 
     async def _frames(self, watcher: Watcher) -> AsyncIterator[bytes]:
         yield b": from here on\n\n"

@@ -12,16 +12,13 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.manager import views
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.events.event_feed import WatchEnded, Watcher
-from gpu_orchestrator.apps.manager.http.event_streams import KEEPALIVE_S, SEND_TIMEOUT_S, end_reason
-from gpu_orchestrator.apps.manager.http.responses import done_before, until_disconnected
+from gpu_orchestrator.apps.manager.http.event_streams import KEEPALIVE_S, ServerSent
 from gpu_orchestrator.apps.manager.manager import RECHECK_S, Manager
 from gpu_orchestrator.apps.manager.tasks.completion import Completion
 
@@ -32,34 +29,16 @@ FEW, GATHER_S = 50, 0.005
 _encode = msgspec.json.Encoder().encode
 
 
-class WaitStream(Response):
+class WaitStream(ServerSent):
     """Sends tasks as they end, until all have, or the client or the server closes the stream."""
 
-    media_type = "text/event-stream"
-
     def __init__(self, manager: Manager, names: Sequence[str], key: Key) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._manager, self._key = manager, key
+        super().__init__(manager.feed, key, reads=False)
+        self._manager = manager
         self._names = list(dict.fromkeys(names))
         self._left: set[str] = set(self._names)
         self._ended: deque[tuple[str, Row | None]] = deque()
         self._news = asyncio.Event()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        with self._manager.feed.watching(self._key, reads=False) as watcher:
-            await send(start)
-            sent = await done_before(self._send_all(watcher, send), until_disconnected(receive))
-        if reason := end_reason(sent):
-            await send({"type": "http.response.body", "body": b": %b\n\n" % reason.encode()})
-        elif sent is not None:
-            await send({"type": "http.response.body", "body": b""})
-
-    async def _send_all(self, watcher: Watcher, send: Send) -> None:
-        async for frames in self._frames(watcher):
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                await send({"type": "http.response.body", "body": frames, "more_body": True})
 
     async def _frames(self, watcher: Watcher) -> AsyncIterator[bytes]:
         yield b": from here on\n\n"
