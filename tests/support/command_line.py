@@ -137,13 +137,13 @@ def in_this_process(
 
 
 @contextmanager
-def serving(folder: Path, *words: str, **environ: str) -> Iterator[User]:
-    """Run `up` with two simulated GPUs, and yield its user."""
+def serving(folder: Path, *words: str, program: str = COMMAND, **environ: str) -> Iterator[User]:
+    """Run `up` of this or another program with two simulated GPUs, and yield its user."""
     user = User(folder, **environ)
     data = folder / "data"
     with (folder / "up.log").open("wb") as log:
         process = subprocess.Popen(
-            [COMMAND, "up", "--simulate", "2xL4:24GiB", "--quiet", "--port", str(free_port()), *words],
+            [program, "up", "--simulate", "2xL4:24GiB", "--quiet", "--port", str(free_port()), *words],
             cwd=folder,
             env={**user.environ, "LOG_FORMAT": "json"},
             stdin=subprocess.DEVNULL,

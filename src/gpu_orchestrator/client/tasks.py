@@ -2,7 +2,7 @@
 Pure."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypedDict, TypeVar, cast
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
 
@@ -65,12 +65,25 @@ class Call(Generic[R_co]):
 
     __slots__ = ("decode", "options", "parameters", "task_type")
 
+    @overload
+    def __init__(
+        self: "Call[Any]", task_type: str, parameters: Any = None, **options: Unpack[Options]
+    ) -> None: ...
+    @overload
     def __init__(
         self,
         task_type: str,
         parameters: Any = None,
         *,
-        decode: Callable[[bytes], R_co] | None = None,
+        decode: Callable[[bytes], R_co],
+        **options: Unpack[Options],
+    ) -> None: ...
+    def __init__(
+        self,
+        task_type: str,
+        parameters: Any = None,
+        *,
+        decode: Callable[[bytes], Any] | None = None,
         **options: Any,
     ) -> None:
         self.task_type, self.options = task_type, checked(options)

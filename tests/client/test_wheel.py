@@ -1,0 +1,93 @@
+"""The wheel alone, as `pip install` gives it: the tutorial works, and mypy strict accepts its code."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import documents, wheels
+from tests.support.command_line import serving
+from tests.support.paths import ROOT
+from tests.support.wheels import Environment
+
+pytestmark = pytest.mark.real
+TUTORIAL = "docs/tutorials/python.md"
+WRONG = """
+from gpu_orchestrator import AsyncClient, Call, Client
+from gpu_orchestrator.client import Handle
+from my_tasks import Score, shout, train
+
+
+def blocking(client: Client) -> list[Score]:
+    train.submit("three")  # type: ignore[arg-type]
+    client.submit(train, epoch=3)  # type: ignore[call-overload]
+    Call("echo", gpus="one")  # type: ignore[call-overload]
+    Call("echo", nonsense=1)  # type: ignore[call-overload]
+    train.options(retry=2)  # type: ignore[call-arg]
+    texts: list[str] = client.map(shout, ["a"])
+    handle: Handle[list[Score]] = train.submit(epochs=len(texts))
+    wrong: Handle[str] = train.submit(3)  # type: ignore[assignment]
+    wrong.cancel()
+    return handle.result(timeout=1)
+
+
+async def awaiting(client: AsyncClient) -> list[str]:
+    handle = await client.submit(train, 3)
+    scores: list[Score] = await handle.result()
+    return await client.gather([await client.submit(shout, str(score.loss)) for score in scores])
+"""
+
+
+def files() -> dict[str, str]:
+    """Return the files of the tutorial."""
+    return dict(re.findall(r"```python\n# (\S+)\n(.*?)```", (ROOT / TUTORIAL).read_text(), flags=re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wheels.build(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
+    """Return an environment as `pip install gpu-orchestrator` makes it."""
+    return wheels.environment(tmp_path_factory.mktemp("alone") / "venv", wheel)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a user's folder with the files of the tutorial."""
+    for name, code in files().items():
+        (tmp_path / name).write_text(code)
+    return tmp_path
+
+
+def test_tutorial_works_with_the_wheel_alone(
+    wheel: Path, alone: Environment, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    serves = wheels.environment(tmp_path_factory.mktemp("serves") / "venv", wheel, "manager")
+    _, *programs = documents.run_by("tests/client/test_client.py", TUTORIAL)
+    with serving(folder, "--app", "my_tasks", program=serves.program) as user:
+        env = {**user.environ, "PATH": f"{alone.bin}:{os.environ['PATH']}"}
+        documents.type_in(programs, cwd=folder, env=env, patience_s=1.0)
+    listed = subprocess.run(
+        [alone.python, "-c", "import gpu_orchestrator; print(gpu_orchestrator.__file__)"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(listed.stdout).is_relative_to(alone.folder)
+
+
+def test_mypy_strict_accepts_the_tutorial_and_finds_mistakes(alone: Environment, folder: Path) -> None:
+    (folder / "wrong.py").write_text(WRONG)
+    names = sorted(set(files()) - {"test_my_tasks.py"} | {"wrong.py"})
+    words = ("--strict", "--warn-unused-ignores", "--python-executable", str(alone.python), *names)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *words], cwd=folder, capture_output=True, text=True, timeout=240
+    )
+    assert done.stdout == f"Success: no issues found in {len(names)} source files\n"
