@@ -18,6 +18,7 @@ from typing import Any
 HERE = Path(__file__).parent
 PEERS = HERE / "peers"
 BENCH = Path(sys.prefix) / "bench" / "bin"
+LIMIT_S = 330
 LEAN = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 CELERY = ("celery", "-A", "celery_peer", "worker", "--loglevel", "ERROR", "--pool")
 DRAMATIQ = ("dramatiq", "dramatiq_peer", "--processes", "1", "--threads")
@@ -104,6 +105,12 @@ def trips_and_rate(peer: Peer, port: int, trips: int, count: int) -> tuple[list[
         return times, count / _run_client(peer, port, "run", count)
 
 
+def gathered(peer: Peer, port: int, count: int) -> float:
+    """Return the seconds that its client takes to submit the tasks and to read their results."""
+    with working(peer, port):
+        return float(_run_client(peer, port, "gather", count))
+
+
 def drained(peer: Peer, port: int, count: int) -> float:
     """Return the tasks per second of the worker alone: all were submitted before it was started."""
     _run_client(peer, port, "fill", count)
@@ -111,12 +118,12 @@ def drained(peer: Peer, port: int, count: int) -> float:
         assert client.stdout is not None
         assert client.stdout.readline() == "ready\n"
         with working(peer, port):
-            return float(json.loads(client.communicate(timeout=150)[0]))
+            return float(json.loads(client.communicate(timeout=LIMIT_S)[0]))
 
 
 def _run_client(peer: Peer, port: int, word: str, count: int) -> Any:
     with _client(peer, port, word, count) as client:
-        output, _ = client.communicate(timeout=150)
+        output, _ = client.communicate(timeout=LIMIT_S)
     if client.returncode:
         raise SystemExit(f"{peer.name} could not {word} {count}")
     return json.loads(output)

@@ -43,6 +43,7 @@ REAL = {
         "--nodes 2 --pods 10 --rounds 1 --who kube-scheduler,lease,claims,plain",
         {"ratio_lease", "ratio_plain"},
     ),
+    "bench-client": Toy("--tasks 20 --rounds 1 --peers dramatiq", {"ratio_dramatiq", "client_per_s"}),
     "bench-kube-parse": Toy("--pods 20 --rounds 1", {"seconds", "official_seconds", "speedup"}),
     "bench-kube-write": Toy("--pods 20 --rounds 1 --in-flight 4", {"creates_per_s", "binds_per_s"}),
     "bench-operator": Toy("--nodes 2 --workloads 4", {"scheduled_p99_s", "failover_s", "decided_anew"}),

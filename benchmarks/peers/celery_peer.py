@@ -4,7 +4,8 @@ PREFETCH is 1, or the value at which it is fastest."""
 # mypy: disable-error-code="import-not-found,untyped-decorator"
 
 from celery import Celery
-from client import PREFETCH, URL, main
+from celery.result import ResultSet
+from client import PREFETCH, URL, WITHIN_S, main
 
 app = Celery("celery_peer", broker=URL, backend=URL)
 app.conf.update(
@@ -29,5 +30,10 @@ def submit(count: int) -> None:
         noop.delay()
 
 
+def gather(count: int) -> list[object]:
+    results: list[object] = ResultSet([noop.delay() for _ in range(count)]).join_native(timeout=WITHIN_S)
+    return results
+
+
 if __name__ == "__main__":
-    main(submit, lambda: noop.delay().get(timeout=30), "celery-task-meta-*")
+    main(submit, lambda: noop.delay().get(timeout=30), "celery-task-meta-*", gather)
