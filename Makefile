@@ -115,7 +115,7 @@ bench-webhook: $(VENV)/ready tools ## The webhook over TLS at 200 reviews/s: p99
 	@$(BIN)/python -m benchmarks.webhook $(ARGS)
 
 ##@ Work on it
-.PHONY: fmt crds policies api-docs screens tools lock clean help
+.PHONY: fmt crds policies api-docs monitoring screens tools lock clean help
 fmt: $(VENV)/ready ## Format, and fix what can be fixed automatically
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
@@ -127,6 +127,9 @@ policies: $(VENV)/ready ## Write config/policy and config/mutating-policy from t
 
 api-docs: $(VENV)/ready ## Write the reference of the HTTP API from its routes
 	@$(BIN)/python -m gpu_orchestrator.cli.api_docs docs/reference/api.md
+
+monitoring: $(VENV)/ready ## Write config/monitoring: alerts and dashboards from the metrics in the code
+	@$(BIN)/python -m scripts.monitoring config/monitoring
 
 screens: $(VENV)/ready ## Write docs/screens.md: the main screens at 110, 80 and 60 columns [ARGS="--widths 80"]
 	@$(BIN)/python -m scripts.screens $(ARGS)

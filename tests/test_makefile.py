@@ -59,7 +59,19 @@ REAL = {
     "bench-watchers": Toy("--clients 3 --seconds 0.2 --tasks 3", {"kib_per_client", "lag_ms_p99"}),
     "load": Toy("--seconds 2 --per-second 20", {"requests", "p99_ms", "server_errors"}),
 }
-HERE = {"accept", "api-docs", "clean", "crds", "fmt", "help", "lock", "policies", "test-fast", "tools"}
+HERE = {
+    "accept",
+    "api-docs",
+    "clean",
+    "crds",
+    "fmt",
+    "help",
+    "lock",
+    "monitoring",
+    "policies",
+    "test-fast",
+    "tools",
+}
 ELSEWHERE = {
     "run": "tests/test_readme.py runs its command",
     "demo": "tests/scenarios/operator/test_demo.py runs its command",
@@ -168,6 +180,8 @@ def test_fmt_formats_files(copy: Path) -> None:
         ("policies", "config/policy/*.yaml"),
         ("policies", "config/mutating-policy/*.yaml"),
         ("api-docs", "docs/reference/api.md"),
+        ("monitoring", "config/monitoring/prometheus_rule.yaml"),
+        ("monitoring", "config/monitoring/dashboards/*.json"),
     ],
 )
 def test_generated_files_match_the_tree(name: str, written: str, copy: Path) -> None:

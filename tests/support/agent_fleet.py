@@ -28,6 +28,7 @@ from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.api import names
 from gpu_orchestrator.apps.agent import run
 from gpu_orchestrator.apps.agent.settings import Settings
+from tests.support import scrapes
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.tracebacks import tracebacks
@@ -238,7 +239,9 @@ class AgentProcess:
     def metric(self, name: str) -> float:
         """Return the sum of the samples of a metric."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as answer:
-            lines = answer.read().decode().splitlines()
+            text = answer.read().decode()
+        scrapes.check("agent", text)
+        lines = text.splitlines()
         ours = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
         return sum(float(line.rpartition(" ")[2]) for line in ours)
 

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from controlplane.api import ApiError
 from controlplane.cluster import Cluster, free_port
-from tests.support import namespaces, quotas
+from tests.support import namespaces, quotas, scrapes
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S, pause_s
 from tests.support.tracebacks import tracebacks
@@ -102,6 +102,7 @@ class Operator:
 
     def metrics(self) -> dict[str, float]:
         text = eventually(lambda: self._get(self.metrics_port, "/metrics"), f"metrics; log: {self.log}")
+        scrapes.check("operator", text)
         lines = text.splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in pairs}

@@ -19,6 +19,7 @@ import yaml
 
 from controlplane.api import ApiError
 from controlplane.cluster import Cluster, free_port
+from tests.support import scrapes
 from tests.support.kube_certificates import Authority
 from tests.support.operator_process import eventually
 from tests.support.paths import ROOT
@@ -98,6 +99,7 @@ class Webhook:
         """Return how many requests were counted, by path and result."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
+        scrapes.check("webhook", text)
         found = re.findall(r'gpu_webhook_requests_total{path="(.*?)",result="(.*?)"} (\S+)', text)
         return {(path, result): int(float(count)) for path, result, count in found}
 

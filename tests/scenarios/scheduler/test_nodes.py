@@ -7,6 +7,7 @@ import yaml
 
 from controlplane.api import Json
 from controlplane.cluster import free_port
+from tests.support import scrapes
 from tests.support.scheduler_stage import Stage, claim, devices, example, pod, until
 
 
@@ -77,7 +78,9 @@ def test_metrics_count_binds_waiting_pods_and_devices(stage: Stage) -> None:
 def samples(port: int) -> dict[str, float]:
     """Return the values of /metrics, by name and labels."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+        text = answer.read().decode()
+    scrapes.check("scheduler", text)
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 

@@ -334,25 +334,21 @@ class Manager:
         return generate_latest(self.metrics.gauges), devices.encode()
 
     def _gauges(self) -> Iterable[Metric]:
-        yield gauge("workers_connected", "Workers connected to this process", [], [([], len(self.sessions))])
+        yield gauge("workers_connected", [([], len(self.sessions))])
         connections = self.connections
         kinds = [(["known"], float(connections.known)), (["stranger"], float(connections.strangers))]
-        yield gauge("http_connections", "Open connections, by whether they have shown a key", ["kind"], kinds)
-        yield gauge("watchers", "Clients that watch events on this process", [], [([], len(self.feed))])
+        yield gauge("http_connections", kinds)
+        yield gauge("watchers", [([], len(self.feed))])
         dispatcher = self.leader.dispatcher
-        yield gauge("leader", "1 if this process is the leader", [], [([], float(dispatcher is not None))])
+        yield gauge("leader", [([], float(dispatcher is not None))])
         if dispatcher is None:
             return
         depth = dispatcher.depth()
         waiting = [([str(priority)], float(count)) for priority, count in depth.waiting.items()]
-        yield gauge("queue_depth", "Waiting tasks", ["priority"], waiting)
-        for name, text, counted in (
-            ("owner_tasks_queued", "Waiting tasks of each owner", depth.waiting_of),
-            ("owner_tasks_running", "Assigned or running tasks of each owner", depth.running_of),
-            (
-                "owner_gpu_seconds_today",
-                "GPU seconds of each owner's tasks that ended today",
-                self.quotas.used_s,
-            ),
+        yield gauge("queue_depth", waiting)
+        for name, counted in (
+            ("owner_tasks_queued", depth.waiting_of),
+            ("owner_tasks_running", depth.running_of),
+            ("owner_gpu_seconds_today", self.quotas.used_s),
         ):
-            yield gauge(name, text, ["owner"], [([owner], float(n)) for owner, n in counted.items()])
+            yield gauge(name, [([owner], float(n)) for owner, n in counted.items()])

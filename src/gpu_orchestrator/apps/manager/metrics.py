@@ -172,7 +172,22 @@ class Metrics:
             tally.write()
 
 
-def gauge(name: str, text: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> Metric:
+GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "workers_connected": ("Workers connected to this process", ()),
+    "http_connections": ("Open connections, by whether they have shown a key", ("kind",)),
+    "watchers": ("Clients that watch events on this process", ()),
+    "leader": ("1 if this process is the leader", ()),
+    "queue_depth": ("Waiting tasks", ("priority",)),
+    "owner_tasks_queued": ("Waiting tasks of each owner", ("owner",)),
+    "owner_tasks_running": ("Assigned or running tasks of each owner", ("owner",)),
+    "owner_gpu_seconds_today": ("GPU seconds of each owner's tasks that ended today", ("owner",)),
+}
+"""The gauges that are read each time the metrics are collected: their text and labels."""
+
+
+def gauge(name: str, values: Iterable[tuple[list[str], float]]) -> Metric:
+    """Return one of `GAUGES` with its label values and values."""
+    text, labels = GAUGES[name]
     family = GaugeMetricFamily(name, text, labels=labels)
     for label_values, value in values:
         family.add_metric(label_values, value)

@@ -9,7 +9,7 @@ from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager.fleet import alerts
 from gpu_orchestrator.cli import api_docs
 from tests.apps.manager.conftest import Site
-from tests.support import scripted_worker
+from tests.support import scrapes, scripted_worker
 from tests.support.paths import ROOT
 
 OPERATIONS = (ROOT / "docs/operations.md").read_text()
@@ -51,5 +51,6 @@ async def test_documented_metrics_are_the_exported_ones(site: Site) -> None:
     async with site.http.get("/metrics") as answer:
         text = await answer.text()
     kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
+    scrapes.check("manager", text)
     there = {name for name in kinds if not name.endswith("_created")}
     assert there == column(OPERATIONS, "metric")

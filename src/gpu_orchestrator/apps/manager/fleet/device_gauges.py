@@ -14,12 +14,14 @@ from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy, WorkerState
 from gpu_orchestrator.core.cluster import Cluster
 
 AT_ONCE = 50
-FAMILIES = {
-    "gpu_alert": "1 while an alert is active",
-    "gpu_memory_used_bytes": "Used memory as the driver reports it",
-    "gpu_memory_free_bytes": "Memory that can still be reserved",
-    "gpu_memory_reserved_bytes": "Memory reserved for tasks",
+DEVICE = ("device", "worker")
+FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "gpu_alert": ("1 while an alert is active", (*DEVICE, "kind")),
+    "gpu_memory_used_bytes": ("Used memory as the driver reports it", DEVICE),
+    "gpu_memory_free_bytes": ("Memory that can still be reserved", DEVICE),
+    "gpu_memory_reserved_bytes": ("Memory reserved for tasks", DEVICE),
 }
+"""The text and labels of each."""
 Lines = tuple[str, ...]
 """For each family the lines of one worker."""
 
@@ -53,7 +55,7 @@ class DeviceGauges:
         return None if since is None else set(since)
 
     def _families(self) -> Iterator[str]:
-        for at, (name, text) in enumerate(FAMILIES.items()):
+        for at, (name, (text, _)) in enumerate(FAMILIES.items()):
             yield f"# HELP {name} {text}\n# TYPE {name} gauge\n"
             yield from (lines[at] for _, lines in self._known.values())
 
