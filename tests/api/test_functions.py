@@ -1,5 +1,6 @@
 """Functions as task types: what may be one, and what its arguments and results may be."""
 
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,6 +12,10 @@ from gpu_orchestrator.api.functions import Definition, Unfit
 
 if TYPE_CHECKING:
     from decimal import Decimal
+
+
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
 
 
 @dataclass
@@ -106,6 +111,10 @@ def test_arguments_are_sent_by_name(
         pytest.param(train, (1,), {"at": {"x": "a"}}, r"at\.x is 'a'", id="inside"),
         pytest.param(bounded, (0,), {}, "size is 0; give at least 1", id="bound"),
         pytest.param(plain, (object(),), {}, "objects of type object is unsupported", id="not JSON"),
+        pytest.param(plain, ("\ud800",), {}, "surrogates not allowed", id="half a character"),
+        pytest.param(plain, (ENDLESS,), {}, "maximum recursion depth", id="contains itself"),
+        pytest.param(plain, ({"x": [0, math.nan]},), {}, r"a\.x\[1\] is nan; give None", id="not a number"),
+        pytest.param(plain, (-math.inf,), {}, "a is -inf", id="infinite"),
         pytest.param(hidden, (1,), {}, "'Decimal' is not defined; import it in", id="for type checkers only"),
     ],
 )
@@ -130,7 +139,11 @@ def test_result_is_checked_by_its_annotation() -> None:
         definition.write_result([{"x": "a"}])
     with pytest.raises(Unfit, match="returned what JSON cannot carry"):
         definition.write_result([object()])
-    assert bytes(Definition(plain).write_result({"any": 1})) == b'{"any":1}'
+    with pytest.raises(Unfit, match=r"JSON cannot carry: \[0\]\.y is nan"):
+        definition.write_result([Point(1, math.nan)])
+    with pytest.raises(Unfit, match="JSON cannot carry: it is inf"):
+        Definition(plain).write_result(math.inf)
+    assert bytes(Definition(plain).write_result({"any": None})) == b'{"any":null}'
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Both clients against a running `up` whose worker serves two modules of tasks."""
 
+import asyncio
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -173,6 +175,44 @@ def test_threads_share_a_client(client: Client) -> None:
     with ThreadPoolExecutor(4) as threads:
         squares = threads.map(lambda number: client.submit(on_gpu, number).result(SOON_S)[0], range(12))
         assert list(squares) == [number * number for number in range(12)]
+
+
+FORKS = """
+import os
+from gpu_orchestrator import Client
+
+client = Client()
+
+def submits(first):
+    numbers = range(first, first + 20)
+    return all(client.submit("echo", n, gpus=0).result(60) == n for n in numbers)
+
+assert submits(0)
+children = []
+for first in (1000, 2000):
+    if not (child := os.fork()):
+        os._exit(0 if submits(first) else 1)
+    children.append(child)
+assert submits(0)
+print([os.waitpid(child, 0)[1] for child in children])
+"""
+
+
+def test_forked_processes_have_connections_of_their_own(user: User) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], env=user.environ, capture_output=True, text=True, timeout=SOON_S
+    )
+    assert done.stdout == "[0, 0]\n", done.stderr
+
+
+@pytest.mark.usefixtures("_at_home")
+def test_second_event_loop_is_told_to_take_its_own_client() -> None:
+    awaiting, first = AsyncClient(), asyncio.new_event_loop()
+    first.run_until_complete(awaiting.submit("echo", **NO_GPU))
+    with pytest.raises(RuntimeError, match="connections in another event loop; give each loop its own"):
+        asyncio.run(awaiting.submit("echo", **NO_GPU))
+    first.run_until_complete(awaiting.close())
+    first.close()
 
 
 async def test_coroutines_do_the_same(awaiting: AsyncClient, tmp_path: Path) -> None:

@@ -125,6 +125,11 @@ def test_large_batch_is_cut_and_keeps_its_order() -> None:
     world = World(accepted(0, 1000), accepted(1000, 500))
     assert world.run(world.talk.submit([Call("echo")] * 1500)) == [str(number) for number in range(1500)]
     assert [each.headers["Idempotency-Key"] for each in world.asked] == ["key-0", "key-1"]
+    world = World(accepted(0, 1000), refusal(403, "quota"))
+    with pytest.raises(errors.NotAllowed) as caught:
+        world.run(world.talk.submit([Call("echo")] * 1500))
+    assert caught.value.submitted == tuple(str(number) for number in range(1000))
+    assert caught.value.__notes__ == ["1000 of 1500 tasks were submitted before; `submitted` has their ids"]
     world = World(accepted(0, 1), accepted(1, 1))
     world.run(world.talk.submit([Call("echo", "x" * (3 << 20))] * 2))
     assert [len(each.body or b"") < 4 << 20 for each in world.asked] == [True, True]

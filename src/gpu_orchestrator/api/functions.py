@@ -10,10 +10,9 @@ from typing import Any, get_type_hints
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from gpu_orchestrator.api import plain_errors
+from gpu_orchestrator.api import plain_errors, plain_json
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_encode = msgspec.json.Encoder().encode
 
 
 class Unfit(TypeError):
@@ -46,8 +45,8 @@ class Definition:
             )
         try:
             given = self._signature.bind(*args, **kwargs).arguments
-            written = _encode(given)
-        except TypeError as error:
+            written = plain_json.encode(given)
+        except (TypeError, plain_json.NotJson) as error:
             raise Unfit(f"{self.name}: {error}") from error
         self._read(written)
         return msgspec.Raw(written)
@@ -60,8 +59,8 @@ class Definition:
     def write_result(self, result: Any) -> msgspec.Raw:
         """Return the result as JSON; raise `Unfit` if it is not what the function says it returns."""
         try:
-            written = _encode(result)
-        except (TypeError, ValueError, RecursionError) as error:
+            written = plain_json.encode(result)
+        except plain_json.NotJson as error:
             raise Unfit(f"{self.name} returned what JSON cannot carry: {error}") from error
         self.decode_result(written)
         return msgspec.Raw(written)

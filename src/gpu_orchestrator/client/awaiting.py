@@ -76,6 +76,7 @@ class AsyncClient:
         self.place = where.find(given)
         self._with = conversation(self.place, patience_s)
         self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -195,7 +196,12 @@ class AsyncClient:
 
     def _connections(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
-            self._session = _session(self.place)
+            self._session, self._loop = _session(self.place), asyncio.get_running_loop()
+        if self._loop is not asyncio.get_running_loop():
+            raise RuntimeError(
+                "this AsyncClient has connections in another event loop; give each loop its own: "
+                "`async with AsyncClient() as client`"
+            )
         return self._session
 
 

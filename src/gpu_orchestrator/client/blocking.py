@@ -214,6 +214,7 @@ class Connections:
         self._place = place
         self.path = urlsplit(place.url).path
         self._idle: deque[http.client.HTTPConnection] = deque()
+        self._process = os.getpid()
 
     @property
     def url(self) -> str:
@@ -224,6 +225,9 @@ class Connections:
 
     def take(self) -> tuple[http.client.HTTPConnection, bool]:
         """Return a connection, and whether it was in use before: the server may have closed it since."""
+        if self._process != os.getpid():  # forked; two processes would read each other's answers
+            self.close()
+            self._process = os.getpid()
         try:
             return self._idle.pop(), True
         except IndexError:

@@ -93,7 +93,10 @@ class Conversation:
         ids: list[str] = []
         for bodies in _parts([_encode(each.body()) for each in calls]):
             body, key = b'{"tasks":[%b]}' % b",".join(bodies), {"Idempotency-Key": self.new_key()}
-            reply = yield from self._ask(Ask("POST", f"{PREFIX}/tasks/batch", body, key))
+            try:
+                reply = yield from self._ask(Ask("POST", f"{PREFIX}/tasks/batch", body, key))
+            except errors.ClientError as error:
+                raise _after(error, ids, len(calls)) from None
             ids += [each.task_id for each in _decoded(reply, _Batch, self.url).tasks]
         return ids
 
@@ -378,6 +381,14 @@ def _failure(info: TaskInfo, printed: str) -> errors.TaskFailed:
         type=info.error.type if info.error else info.status,
         traceback=printed,
     )
+
+
+def _after(error: errors.ClientError, ids: Sequence[str], count: int) -> errors.ClientError:
+    """Say in the error which part of a batch is submitted already."""
+    if ids:
+        error.submitted = tuple(ids)
+        error.add_note(f"{len(ids)} of {count} tasks were submitted before; `submitted` has their ids")
+    return error
 
 
 def _late(left: Sequence[str], timeout: float) -> str:

@@ -20,7 +20,10 @@ from typing import Any
 
 
 class ClientError(Exception):
-    """Base of all errors of the client; the message is for people."""
+    """Base of all errors of the client; the message is for people. `submitted`: of a batch that takes several
+    requests, the ids of the tasks that were submitted before this error."""
+
+    submitted: tuple[str, ...] = ()
 
 
 class Unreachable(ClientError):

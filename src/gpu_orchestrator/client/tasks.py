@@ -6,6 +6,8 @@ from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
 
+from gpu_orchestrator.api import plain_json
+
 R_co = TypeVar("R_co", covariant=True)
 FINAL = frozenset({"completed", "failed", "cancelled", "dead"})
 
@@ -107,8 +109,8 @@ def _encode(parameters: Any) -> bytes:
     from gpu_orchestrator.client.errors import BadArguments
 
     try:
-        return msgspec.json.encode(parameters)
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        return plain_json.encode(parameters)
+    except plain_json.NotJson as error:
         raise BadArguments(f"the parameters cannot be sent as JSON: {error}") from error
 
 
