@@ -29,6 +29,9 @@ class NodeDevice(Wire, frozen=True, gc=False):
     id: Annotated[int, number("Stays with its UUID when another device drops out.", 0, 1023)]
     health: Annotated[Health, about("Only Healthy devices are given to new pods.")] = "Unknown"
     unhealthy_reason: Annotated[str, text("Why the device is not Healthy.", 0, 1024)] = ""
+    unhealthy_since: Annotated[str, moment("When it became Unhealthy; unset while it is Healthy.")] = ""
+    recovered_at: Annotated[str, moment("When it was last Unhealthy and became Healthy again.")] = ""
+    relapses: Annotated[int, number("How often it became Unhealthy within an hour of a recovery.", 0, 20)] = 0
     uuid: Annotated[str, text("UUID as the driver reports it.", 0, 253)] = ""
     vendor: Annotated[Vendor, about("Vendor of the device.")] | None = None
     model: Annotated[str, text("Model, such as NVIDIA-H100-80GB-HBM3.", 0, 253)] = ""

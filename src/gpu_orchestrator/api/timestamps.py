@@ -35,6 +35,15 @@ def parse_optional(text: str | None) -> datetime | None:
     return parse(text) if text else None
 
 
+def parse_or_none(text: str) -> datetime | None:
+    """Read a time that somebody else wrote; None if it is none, or names no time zone."""
+    try:
+        found = parse(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo else None
+
+
 def span_or_moment_ms(text: str, most_span_s: float) -> int:
     """Read a span such as `10m` as a negative number of ms, for callers whose store has the clock, and a time
     as ms since 1970; 0 if empty. Raise ValueError or OverflowError if it is neither."""

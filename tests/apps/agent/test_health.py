@@ -1,11 +1,13 @@
 """Readings over time → healthy or not."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_orchestrator.api.gpunodestatus import NodeDevice
 from gpu_orchestrator.apps.agent import health
 from gpu_orchestrator.apps.agent.health import HEALTHY, Condition, Fault, Rules
 from tests.support.agent_builders import reading
@@ -99,7 +101,8 @@ def test_reason_changes_only_to_a_graver_one() -> None:
 
 
 def test_verdict_of_the_last_report_stays_until_checks_pass() -> None:
-    known = health.resumed("XID 79", now=100.0)
+    device = NodeDevice(0, health="Unhealthy", unhealthy_reason="XID 79")
+    known = health.resumed(device, 100.0, datetime.now(UTC))
     assert not after((159.0, None), known=known).is_healthy
     assert after((160.0, None), known=known).is_healthy
 

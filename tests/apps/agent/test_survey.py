@@ -1,6 +1,6 @@
 """What is seen → what is published."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -105,7 +105,9 @@ def test_lost_device_is_published_as_it_was_but_unhealthy() -> None:
 def test_devices_that_cannot_be_read_keep_their_users() -> None:
     """Their processes may be there still: a device without users would be given to the next pod."""
     before = surveyed(look(device(0), device(1)), users={"GPU-0": frozenset({"a"})})
-    status = survey.unseen(before, {"GPU-0": Condition(Fault(3, "silent"), 0.0)})
+    ill = {"GPU-0": Condition(Fault(3, "silent"), 0.0)}
+    status = survey.unseen(before, ill, NOW)
+    assert survey.unseen(status, ill, NOW + timedelta(minutes=1)) == status, "no news, so no write"
     assert [(each.health, each.in_use_by) for each in status.devices] == [
         ("Unhealthy", ["a"]),
         ("Healthy", []),
@@ -117,6 +119,9 @@ NOISE: dict[str, Any] = {"processes": 3, "used_memory_mib": 9, "utilization": 7,
 NEWS: dict[str, Any] = {
     "health": "Unhealthy",
     "unhealthy_reason": "x",
+    "unhealthy_since": "2026-11-18T15:00:00Z",
+    "recovered_at": "2026-11-18T15:00:00Z",
+    "relapses": 1,
     "in_use_by": ["a"],
     "memory_mib": 1,
     "island": 1,

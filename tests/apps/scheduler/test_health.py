@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -12,11 +13,12 @@ from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.transport.base import Answer, Request, Stream
 from gpu_orchestrator.adapters.pacer import Pacer
+from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.devices import OnUnhealthy
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
-from gpu_orchestrator.apps.scheduler.controllers.health import DAMPED_S, HealthConfig, HealthController
+from gpu_orchestrator.apps.scheduler.controllers.health import DAMPED, HealthConfig, HealthController
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from tests.apps.scheduler.test_holdings import lease
@@ -25,6 +27,7 @@ from tests.support.scheduler_objects import claim, node, pod, report
 
 pytestmark = pytest.mark.looptime
 
+START = datetime(2026, 11, 19, tzinfo=UTC)
 BLOCKED = {
     "kind": "Status",
     "code": 429,
@@ -69,12 +72,19 @@ class Scene:
 
     def __init__(self, on_unhealthy: OnUnhealthy = "Event") -> None:
         self.world, self.server, self.metrics = World(node("a", 0)), Server(), Metrics()
+        self.on_unhealthy: OnUnhealthy = on_unhealthy
+        self.times: dict[int, dict[str, str]] = {}
+        self.lead()
+        self.report()
+
+    def lead(self) -> None:
+        """Start a health controller that knows nothing of what was before it."""
         clock, coordinator = asyncio.get_running_loop().time, self.world.coordinator
         client = Client(self.server)
         self.recorder = Recorder(client, "test")
         status = PodStatusWriter(client, self.world.pods)
         config = HealthConfig(
-            on_unhealthy, lambda name: name not in self.world.silent, lambda: True, lambda: "now", clock
+            self.on_unhealthy, lambda name: name not in self.world.silent, lambda: True, lambda: "now", clock
         )
         self.health = HealthController(
             client,
@@ -84,18 +94,24 @@ class Scene:
             config,
             metrics=self.metrics,
         )
-        self.report()
 
     def report(self, *unhealthy: int, why: str = "XID 79") -> None:
-        """Report four devices."""
-        each = [
-            {"id": at, "health": "Unhealthy", "unhealthyReason": why} if at in unhealthy else {"id": at}
-            for at in range(4)
-        ]
-        seen: GpuNodeStatus = report("a", *each)
+        """Report four devices as an agent does that does not damp."""
+        now = timestamps.seconds(START + timedelta(seconds=asyncio.get_running_loop().time()))
+        each = [self._device(at, why if at in unhealthy else "", now) for at in range(4)]
+        seen: GpuNodeStatus = report("a", *each, observedAt=now)
         before = self.world.node_statuses.get("a")
         self.world.report(seen)
         self.health.on_node_status(before, seen)
+
+    def _device(self, at: int, why: str, now: str) -> dict[str, Any]:
+        times = self.times.setdefault(at, {})
+        if why:
+            times.setdefault("unhealthySince", now)
+            return {"id": at, "health": "Unhealthy", "unhealthyReason": why, **times}
+        if times.pop("unhealthySince", None):
+            times["recoveredAt"] = now
+        return {"id": at, **times}
 
     def hold(self, name: str, *devices: int, **claimed: Any) -> None:
         """Show a pod that holds these devices, with a claim of its own."""
@@ -175,9 +191,50 @@ async def test_device_that_flaps_evicts_one_pod_and_costs_few_writes() -> None:
             await asyncio.sleep(1)
         assert scene.server.evicted == ["p"]
         assert len(scene.server.conditions) + len(scene.server.events) < 30
-        scene.report(1)
-        await asyncio.sleep(DAMPED_S)
+        for _ in range(3):
+            assert scene.server.evicted == ["p"]
+            scene.report(1)  # an agent reports every five minutes, if nothing changes
+            await asyncio.sleep(DAMPED.total_seconds() / 2)
         assert scene.server.evicted == ["p", "q"], "a device that stays unhealthy is left in the end"
+
+
+async def test_new_leader_evicts_nobody_again_within_ten_minutes() -> None:
+    """It knows of the eviction before it by nothing but the agent's report."""
+    scene = Scene("Evict")
+    async with running(scene):
+        scene.hold("p", 1)
+        scene.report(1)
+        await asyncio.sleep(60)
+        assert scene.server.evicted == ["p"]
+        scene.world.pod_gone("p")
+        scene.world.lease_gone("gpu-a-1")
+        scene.report()
+        scene.hold("q", 1)
+    scene.lead()
+    async with running(scene):
+        await asyncio.sleep(DAMPED.total_seconds() - 2)
+        scene.report(1)
+        await asyncio.sleep(300)
+        scene.report(1)
+        assert scene.server.evicted == ["p"]
+        assert [each for each in scene.server.events if each.startswith("Pod")][
+            -1
+        ] == f"Pod DeviceUnhealthy: {TEXT}"
+        scene.report()
+        await asyncio.sleep(DAMPED.total_seconds())
+        scene.report(1)
+        await asyncio.sleep(60)
+        assert scene.server.evicted == ["p", "q"], "it was well for ten minutes"
+
+
+async def test_pods_are_evicted_if_an_older_agent_tells_no_times() -> None:
+    async with running(Scene("Evict")) as scene:
+        scene.hold("p", 1)
+        seen = report("a", {"id": 1, "health": "Unhealthy", "recoveredAt": "yesterday"})
+        scene.world.report(seen)
+        scene.health.on_node_status(None, seen)
+        await asyncio.sleep(60)
+        assert scene.server.evicted == ["p"]
 
 
 async def test_all_that_share_the_device_are_evicted_once_each() -> None:

@@ -61,6 +61,42 @@ def test_unhealthy_device_gets_nothing_new_until_it_recovers(
     assert milligpu(fleet.cluster, nodes[0]) == "2k"
 
 
+def test_new_agent_and_new_leader_go_on_damping_a_device_that_flaps(fleet: Fleet, agent_stage: Stage) -> None:
+    """Both are killed between two illnesses. The second pod keeps its device: the first was evicted from it
+    a moment ago. And the second recovery takes twice as long."""
+    (node,) = agent_stage.gpu_nodes(1, gpus=1)
+    settings: Json = {"simulate": "1xH100:80GiB", "scan_seconds": 0.2, "recovery_seconds": 2.0}
+    hardware = fleet.start(node, **settings)
+    wait_reported(fleet, [node])
+    leader = agent_stage.scheduler(leaderElect=False, sweepSeconds=1, releaseSeconds=1, onUnhealthy="Evict")
+    agent_stage.create(pod("first", gpus=1))
+    agent_stage.wait_bound("first")
+    agent_stage.create(pod("second", gpus=1))
+    hardware.harm(0, **XID)
+    until(lambda: "first" not in agent_stage.pods(), "it is evicted")
+    hardware.mend(0)
+    agent_stage.wait_bound("second")
+    recovered = fleet.device(node, 0)
+    assert recovered["recoveredAt"]
+    assert "relapses" not in recovered
+
+    fleet.kill(node)
+    leader.kill()
+    fleet.start(node, **settings)
+    leader.start()
+    hardware.harm(0, **XID)
+    agent_stage.wait_event("second", f"DeviceUnhealthy: on {node}: device 0")
+    ill = fleet.device(node, 0)
+    assert (ill["relapses"], ill["recoveredAt"]) == (1, recovered["recoveredAt"])
+    assert ill["unhealthySince"] >= ill["recoveredAt"]
+    time.sleep(2)
+    assert "deletionTimestamp" not in agent_stage.pod("second")["metadata"]
+    hardware.mend(0)
+    mended = time.monotonic()
+    until(lambda: health(fleet, node, 0) == "Healthy", "it recovers again")
+    assert time.monotonic() - mended >= 4
+
+
 def milligpu(cluster: Cluster, node: str) -> str:
     status = cluster.api.request("GET", f"/api/v1/nodes/{node}")["status"]
     assert status["capacity"].get(names.MILLIGPU) == status["allocatable"].get(names.MILLIGPU)

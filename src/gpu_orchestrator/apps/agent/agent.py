@@ -209,7 +209,7 @@ class Agent:
                 log.warning("own report not read", error=str(error))
                 await asyncio.sleep(RETRY_S)
                 continue
-            self._memory = Memory.of(report, self._clock())
+            self._memory = Memory.of(report, self._clock(), datetime.now(UTC))
             self._recalled = report.status if report else None
             self._given.recall(self._recalled)
             self._looked_at = self._clock()
@@ -337,8 +337,9 @@ class Agent:
     def _take_in_silence(self) -> None:
         """The driver has not answered since we started. What was reported before stays, users included: their
         processes may be there still. Only the health is known to be bad, after a while."""
-        if self._recalled is not None and self._clock() - self._looked_at >= SILENT_S:
-            self._seen = survey.unseen(self._recalled, self._memory.conditions)
+        before = self._seen or self._recalled
+        if before is not None and self._clock() - self._looked_at >= SILENT_S:
+            self._seen = survey.unseen(before, self._memory.conditions, datetime.now(UTC))
             self._offer()
 
     def _uid_of(self, namespace: str, name: str) -> str | None:

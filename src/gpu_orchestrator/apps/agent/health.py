@@ -5,13 +5,17 @@
                                  └────┘ a check fails: the recovery time starts again
 
 Bad news counts at once, good news only after a while, twice as long after each relapse. So a device that
-flaps is written down as unhealthy once and stays so, however often it flaps.
+flaps is written down as unhealthy once and stays so, however often it flaps. When it recovered and how often
+it relapsed is published, so that the next agent goes on counting.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from gpu_orchestrator.adapters.gpus.gpu import Reading
+from gpu_orchestrator.api import timestamps
+from gpu_orchestrator.api.gpunodestatus import NodeDevice
 
 CALMER_C = 5.0
 """How far below the limit a hot device must cool before the check passes."""
@@ -59,9 +63,16 @@ class Condition:
 HEALTHY = Condition()
 
 
-def resumed(reason: str, now: float) -> Condition:
-    """Return the condition of a device that was unhealthy when this agent started, for this reason."""
-    return Condition(Fault(0, reason), now, now)
+def resumed(device: NodeDevice, now: float, moment: datetime) -> Condition:
+    """Return the condition of a device as the last agent left it. `moment` is `now` by the calendar: what was
+    published outlives the monotonic clock."""
+    relapses = min(device.relapses, MOST_DOUBLINGS)
+    if device.health != "Healthy":
+        return Condition(Fault(0, device.unhealthy_reason), now, now, relapses)
+    recovered = timestamps.parse_or_none(device.recovered_at)
+    if recovered is None:
+        return HEALTHY
+    return Condition(None, now - max((moment - recovered).total_seconds(), 0.0), None, relapses)
 
 
 def steps(
@@ -86,13 +97,13 @@ def step(known: Condition, fault: Fault | None, now: float, rules: Rules) -> Con
 def _failed(known: Condition, fault: Fault, now: float) -> Condition:
     if known.fault is None:
         is_relapse = now - known.since < STEADY_S
-        return Condition(fault, now, None, known.relapses + 1 if is_relapse else 0)
+        return Condition(fault, now, None, min(known.relapses + 1, MOST_DOUBLINGS) if is_relapse else 0)
     shown = fault if fault.gravity > known.fault.gravity else known.fault
     return replace(known, fault=shown, passing_since=None)
 
 
 def _recovery_s(known: Condition, rules: Rules) -> float:
-    return min(rules.recovery_s * 2.0 ** min(known.relapses, MOST_DOUBLINGS), rules.longest_s)
+    return min(rules.recovery_s * 2.0**known.relapses, rules.longest_s)
 
 
 def faults(

@@ -1,9 +1,11 @@
 """What the agent remembers from look to look: ids, conditions, and devices that are listed no more. Pure.
 
-It starts from the agent's own last report, so that a restart changes neither an id nor a verdict.
+It starts from the agent's own last report, so that a restart changes neither an id nor a verdict, and forgets
+no relapse.
 """
 
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus, NodeDevice
 from gpu_orchestrator.apps.agent import health, numbering
@@ -22,22 +24,20 @@ class Memory:
     lost: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, report: GpuNodeStatus | None, now: float) -> "Memory":
-        """Return what is known from the agent's last report."""
+    def of(cls, report: GpuNodeStatus | None, now: float, moment: datetime) -> "Memory":
+        """Return what is known from the agent's last report. `moment` is `now` by the calendar."""
         devices = {each.uuid: each for each in report.status.devices if each.uuid} if report else {}
-        ill = {
-            uuid: health.resumed(each.unhealthy_reason, now)
-            for uuid, each in devices.items()
-            if each.health != "Healthy"
-        }
-        return cls(numbering.published(report), ill, devices)
+        conditions = {uuid: health.resumed(each, now, moment) for uuid, each in devices.items()}
+        return cls(numbering.published(report), conditions, devices)
 
     def after(self, look: Look, now: float, *, rules: Rules, forget_s: float) -> "Memory":
         """Return what is known after a look."""
         lost = self._lost(look, now, forget_s)
         known = {uuid: number for uuid, number in self.ids.items() if self._stays(uuid, look, lost)}
         ids = numbering.assign(known, look.devices)
-        faults = health.faults(ids, look.readings, self.conditions, rules)
+        listed = {each.uuid for each in look.devices}
+        readings = {uuid: each for uuid, each in look.readings.items() if uuid in listed}
+        faults = health.faults(ids, readings, self.conditions, rules)
         faults |= {uuid: Fault(3, why) for uuid, why in look.withheld.items() if uuid in lost}
         conditions = health.steps(self.conditions, faults, now, rules)
         published = {uuid: each for uuid, each in self.published.items() if uuid in ids}
@@ -52,7 +52,7 @@ class Memory:
     def findings(self, look: Look, users: Users) -> Findings:
         listed = {device.uuid for device in look.devices}
         lost = tuple(each for uuid, each in self.published.items() if uuid in self.ids and uuid not in listed)
-        return Findings(self.ids, self.conditions, users, lost)
+        return Findings(self.ids, self.conditions, users, lost, self.published)
 
     def with_published(self, devices: list[NodeDevice]) -> "Memory":
         published = self.published | {each.uuid: each for each in devices if each.uuid}

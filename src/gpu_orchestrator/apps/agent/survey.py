@@ -36,12 +36,14 @@ class Look:
 @dataclass(frozen=True, slots=True)
 class Findings:
     """What the agent makes of it, by UUID: ids, conditions, and the UIDs of the pods that use a device.
-    `lost` are devices that were published and are not listed now, as they were published."""
+    `lost` are devices that were published and are not listed now, as they were published; `published` are all
+    devices as they were published."""
 
     ids: Mapping[str, int]
     conditions: Mapping[str, Condition]
     users: Mapping[str, frozenset[str]]
     lost: tuple[NodeDevice, ...] = ()
+    published: Mapping[str, NodeDevice] = field(default_factory=dict)
 
 
 def survey(look: Look, found: Findings, now: datetime) -> GpuNodeStatusStatus:
@@ -50,6 +52,7 @@ def survey(look: Look, found: Findings, now: datetime) -> GpuNodeStatusStatus:
     islands = topology.islands([each.uuid for each in here], look.links)
     devices = [_device(each, look, found, islands[each.uuid]) for each in here]
     devices += [_lost(each, found) for each in found.lost]
+    devices = [_judged(each, found.published.get(each.uuid), found.conditions, now) for each in devices]
     devices.sort(key=lambda device: device.id)
     return GpuNodeStatusStatus(
         total=len(devices),
@@ -63,28 +66,38 @@ def survey(look: Look, found: Findings, now: datetime) -> GpuNodeStatusStatus:
     )
 
 
-def unseen(before: GpuNodeStatusStatus, conditions: Mapping[str, Condition]) -> GpuNodeStatusStatus:
+def unseen(
+    before: GpuNodeStatusStatus, conditions: Mapping[str, Condition], now: datetime
+) -> GpuNodeStatusStatus:
     """Return the status of devices that cannot be read: as it was, but for their health."""
-    devices = [_judged(each, conditions.get(each.uuid, HEALTHY)) for each in before.devices]
+    devices = [_judged(each, each, conditions, now) for each in before.devices]
     healthy = sum(each.health == "Healthy" for each in devices)
     return msgspec.structs.replace(before, devices=devices, healthy=healthy)
 
 
-def _judged(device: NodeDevice, condition: Condition) -> NodeDevice:
+def _judged(
+    device: NodeDevice, before: NodeDevice | None, conditions: Mapping[str, Condition], now: datetime
+) -> NodeDevice:
+    """Return the device with its health and what came before it. Times stay as they were `before`: they
+    change with the health alone."""
+    condition, moment = conditions.get(device.uuid, HEALTHY), timestamps.seconds(now)
+    since, recovered = (before.unhealthy_since, before.recovered_at) if before else ("", "")
+    if condition.is_healthy and before is not None and before.health == "Unhealthy":
+        recovered = moment
     return msgspec.structs.replace(
         device,
         health="Healthy" if condition.is_healthy else "Unhealthy",
-        unhealthy_reason=_reason(condition),
+        unhealthy_reason=condition.fault.reason[:LONGEST_REASON] if condition.fault else "",
+        unhealthy_since="" if condition.is_healthy else since or moment,
+        recovered_at=recovered,
+        relapses=condition.relapses,
     )
 
 
 def _device(device: Device, look: Look, found: Findings, island: int) -> NodeDevice:
     reading = look.readings.get(device.uuid) or Reading(device.uuid, 0, 0)
-    condition = found.conditions.get(device.uuid, HEALTHY)
     return NodeDevice(
         id=found.ids[device.uuid],
-        health="Healthy" if condition.is_healthy else "Unhealthy",
-        unhealthy_reason=_reason(condition),
         uuid=device.uuid,
         vendor=_VENDORS.get(device.vendor, "nvidia"),  # type: ignore[arg-type]  # one of the three
         model="-".join(device.model.split()),
@@ -103,14 +116,9 @@ def _device(device: Device, look: Look, found: Findings, island: int) -> NodeDev
 
 
 def _lost(device: NodeDevice, found: Findings) -> NodeDevice:
-    """Return a device that is not listed any more: as it was, but unhealthy."""
+    """Return a device that is not listed any more: as it was, without what changes."""
     users = sorted(found.users.get(device.uuid, ()))[:MOST_USERS]
-    judged = _judged(steady(device), found.conditions.get(device.uuid, HEALTHY))
-    return msgspec.structs.replace(judged, health="Unhealthy", in_use_by=users)
-
-
-def _reason(condition: Condition) -> str:
-    return condition.fault.reason[:LONGEST_REASON] if condition.fault else ""
+    return msgspec.structs.replace(steady(device), in_use_by=users)
 
 
 def _whole(value: float | None, least: int, most: int) -> int:

@@ -9,14 +9,15 @@ call `check`; what is due follows from report, pod and claim as they are, so tha
 the last one stopped. A pod is looked at every `EVERY_S` at most: a device that flaps costs a bounded number
 of writes.
 
-An eviction is for the pods that have the device when the first of them is evicted. Pods that get the device
-later, because it was healthy for a moment, are not evicted from it for `DAMPED_S`: a device that flaps
-would otherwise end one replacement after the other.
+A device that falls ill again within `DAMPED` of its recovery evicts nobody until it has been ill for as
+long: one that flaps would otherwise end one replacement after the other. Both times are in the agent's
+report, by one clock, so that every leader comes to the same answer.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import structlog
 
@@ -25,10 +26,10 @@ from gpu_orchestrator.adapters.kube import pods
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import BlockedByBudget, Permanent
 from gpu_orchestrator.adapters.kube.workqueue import WorkQueue
-from gpu_orchestrator.api import claims, conditions, inventory, names
+from gpu_orchestrator.api import claims, conditions, inventory, names, timestamps
 from gpu_orchestrator.api.devices import OnUnhealthy
 from gpu_orchestrator.api.gpuclaim import GpuClaim
-from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
+from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus, NodeDevice
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.binding import claim_status
@@ -39,7 +40,7 @@ from gpu_orchestrator.apps.scheduler.metrics import Metrics
 
 WORKERS = 4
 EVERY_S = 10.0
-DAMPED_S = 600.0
+DAMPED = timedelta(minutes=10)
 # How long to wait before an eviction is asked for again that a budget forbids, or that failed.
 BLOCKED_S = 15.0
 FAILED_S = 300.0
@@ -57,14 +58,6 @@ class HealthConfig:
     may_write: Callable[[], bool]
     now: Callable[[], str]
     clock: Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """When the first pod was evicted from a device, and the pods that had it then."""
-
-    at: float
-    pods: frozenset[str]
 
 
 class HealthController:
@@ -85,7 +78,6 @@ class HealthController:
         self._told: dict[str, str] = {}
         self._not_evicted: dict[str, str] = {}
         self._evicted: set[str] = set()
-        self._outages: dict[tuple[str, int], Outage] = {}
 
     def on_node_status(self, old: GpuNodeStatus | None, new: GpuNodeStatus | None) -> None:
         if inventory.unhealthy(old) != inventory.unhealthy(new) and (report := new or old):
@@ -110,7 +102,6 @@ class HealthController:
         breath, ours = Breath(self._config.clock), self._coordinator.our_pods
         for uid in [uid for uid in self._checked if uid not in ours]:
             self._forget(uid)
-        self._outages = {at: each for at, each in self._outages.items() if not self._is_over(each)}
         reports = self._coordinator.stores.node_statuses
         nodes = {each.spec.node_name for each in reports if inventory.unhealthy(each)}
         for pod in list(ours.values()):
@@ -158,9 +149,9 @@ class HealthController:
         node, uid = pod.spec.node_name, pod.metadata.uid
         if not self._config.may_write() or not self._config.is_live(node):
             return  # what a dead agent said last may be over; the next pass looks again
-        if not (due := [device for device in unhealthy if self._is_due(node, device, uid)]):
+        due = _due(self._coordinator.stores.node_statuses.get(node))
+        if not (why := _text(node, {device: unhealthy[device] for device in unhealthy if device in due})):
             return
-        why = _text(node, {device: unhealthy[device] for device in due})
         try:
             await pods.evict(self._client, pod)
         except BlockedByBudget as error:
@@ -184,31 +175,18 @@ class HealthController:
             self._reporter.report_health(pod, claim, names.NOT_EVICTED, error)
         self._queue.add_after(uid, delay_s)
 
-    def _is_due(self, node: str, device: int, uid: str) -> bool:
-        """Return True if the pod is one of those that had the device when it was first evicted from."""
-        outage = self._outages.get((node, device))
-        if outage is None or self._is_over(outage):
-            holders = frozenset(each for each in self._pods_on(node) if device in self._devices(each))
-            outage = self._outages[node, device] = Outage(self._config.clock(), holders)
-        return uid in outage.pods
-
-    def _is_over(self, outage: Outage) -> bool:
-        return self._config.clock() - outage.at >= DAMPED_S
-
     def _pods_on(self, node: str) -> list[str]:
         """Return our bound pods on a node."""
         cluster, ours = self._coordinator.engine.cluster, self._coordinator.our_pods
         return [uid for uid in cluster.held_on(node) if uid in ours] if node in cluster else []
-
-    def _devices(self, uid: str) -> tuple[int, ...]:
-        return self._coordinator.holdings.devices_of(uid)
 
     def _unhealthy(self, pod: Pod) -> dict[int, str]:
         """Return the unhealthy devices of a bound pod, each with the reason."""
         found = inventory.unhealthy(self._coordinator.stores.node_statuses.get(pod.spec.node_name))
         if not found:
             return {}
-        return {each: found[each] for each in self._devices(pod.metadata.uid) if each in found}
+        held = self._coordinator.holdings.devices_of(pod.metadata.uid)
+        return {each: found[each] for each in held if each in found}
 
     def _claim(self, pod: Pod) -> GpuClaim | None:
         """Return the pod's own claim if it serves the pod."""
@@ -224,6 +202,24 @@ class HealthController:
         """Return what the claim says of unhealthy devices; empty if nothing."""
         found = conditions.find(claim.status.conditions, claim_status.DEVICES_HEALTHY) if claim else None
         return found.message if found and found.status == "False" else ""
+
+
+def _due(report: GpuNodeStatus | None) -> set[int]:
+    """Return the unhealthy devices whose pods may be evicted now."""
+    if report is None:
+        return set()
+    observed = timestamps.parse_or_none(report.status.observed_at)
+    return {each.id for each in report.status.devices if _is_due(each, observed)}
+
+
+def _is_due(device: NodeDevice, observed: datetime | None) -> bool:
+    """Return False for a relapse of a device: see above. An agent that does not tell the times damps the
+    flapping alone."""
+    since = timestamps.parse_or_none(device.unhealthy_since)
+    recovered = timestamps.parse_or_none(device.recovered_at)
+    if since is None or recovered is None or since - recovered >= DAMPED:
+        return True
+    return observed is not None and observed - since >= DAMPED
 
 
 def _text(node: str, unhealthy: dict[int, str]) -> str:
