@@ -149,6 +149,12 @@ DEVICES_RECOVERED = "DevicesRecovered"
 EVICTED = "EvictedFromUnhealthyDevice"
 NOT_EVICTED = "EvictionNotPossible"
 
+# Reasons of the events about devices and claims that two have, and about a use that was not given.
+DEVICE_CONFLICT = "DeviceConflict"
+CLAIM_CONFLICT = "ClaimConflict"
+DUPLICATE_DEVICE = "DuplicateDevice"
+DEVICE_MISMATCH = "DeviceMismatch"
+
 
 def is_gpu_resource(name: str) -> bool:
     """Return True if a pod with this extended resource may use a GPU, or a part of one."""

@@ -20,7 +20,6 @@ from gpu_orchestrator.apps.agent.metrics import Metrics
 from gpu_orchestrator.apps.agent.settings import Settings
 
 AGAIN_S = 30.0
-REASON = "DeviceMismatch"
 
 log = structlog.get_logger()
 
@@ -119,10 +118,10 @@ class Mismatches:
         advice = "claim it, or keep the containers from other devices"
         if pod is not None:
             note = f"a process of this pod uses {what}, which it was not given; {advice}"
-            self._recorder.warning(about(PODS, pod), REASON, note)
+            self._recorder.warning(about(PODS, pod), names.DEVICE_MISMATCH, note)
         elif node := self._node():
             note = f"a process of pod UID {use.uid}, which is not there any more, uses {what}; end it"
-            self._recorder.warning(_reference(node), REASON, note)
+            self._recorder.warning(_reference(node), names.DEVICE_MISMATCH, note)
 
 
 def uses(users: Mapping[str, frozenset[str]], ids: Mapping[str, int]) -> frozenset[Use]:

@@ -74,10 +74,10 @@ class Reporter:
 
     def report_conflict(self, pod: Pod, why: str) -> None:
         log.error("device conflict", pod=key(pod), why=why)
-        self._recorder.warning(about(PODS, pod), "DeviceConflict", why, action="Sweep")
+        self._recorder.warning(about(PODS, pod), names.DEVICE_CONFLICT, why, action="Sweep")
 
     def report_claim(self, pod: Pod, why: str) -> None:
-        self._recorder.warning(about(PODS, pod), "ClaimConflict", why, action="Reserving")
+        self._recorder.warning(about(PODS, pod), names.CLAIM_CONFLICT, why, action="Reserving")
 
     def report_duplicates(self, node: Node, rivals: Mapping[int, str]) -> None:
         """Report which devices of a node are not given, each with a node that reports it as well."""
@@ -86,7 +86,7 @@ class Reporter:
         listed = f"{', '.join(shown[:MOST_SHOWN])}{more}"
         why = f"given to no pod: {listed}; cordon the node that is wrong, or delete its GpuNodeStatus"
         log.error("device reported twice", node=node.metadata.name, why=why)
-        self._recorder.warning(about(NODES, node), "DuplicateDevice", why, action="Sweep")
+        self._recorder.warning(about(NODES, node), names.DUPLICATE_DEVICE, why, action="Sweep")
 
     def report_health(self, pod: Pod, claim: GpuClaim | None, reason: str, why: str) -> None:
         """Report on pod and claim what became of the health of the pod's devices."""
