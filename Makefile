@@ -50,7 +50,7 @@ test-fast: $(VENV)/ready ## Pure code only: seconds, no server, no network [ARGS
 
 # What `check` does, too. mypy takes one core for half a minute: it runs beside the first tests, at low priority.
 # A coverage report takes a fifth longer (Python 3.11, without sys.monitoring: half as long again).
-test: $(VENV)/bench/ready tools ## What every change must pass [WORKERS=3 COVERAGE=yes ARGS=...]
+test: $(VENV)/bench/ready $(VENV)/docs/ready tools ## What every change must pass [WORKERS=3 COVERAGE=yes ARGS=...]
 	@rm -f .coverage .coverage.*
 	@$(lint)
 	@nice $(BIN)/mypy & types=$$!; \
@@ -115,7 +115,7 @@ bench-webhook: $(VENV)/ready tools ## The webhook over TLS at 200 reviews/s: p99
 	@$(BIN)/python -m benchmarks.webhook $(ARGS)
 
 ##@ Work on it
-.PHONY: fmt crds policies api-docs monitoring screens tools lock clean help
+.PHONY: fmt crds policies api-docs client-docs monitoring docs docs-serve screens tools lock clean help
 fmt: $(VENV)/ready ## Format, and fix what can be fixed automatically
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
@@ -128,8 +128,19 @@ policies: $(VENV)/ready ## Write config/policy and config/mutating-policy from t
 api-docs: $(VENV)/ready ## Write the reference of the HTTP API from its routes
 	@$(BIN)/python -m gpu_orchestrator.cli.api_docs docs/reference/api.md
 
+client-docs: $(VENV)/ready ## Write the reference of the Python client from its signatures and docstrings
+	@$(BIN)/python -m scripts.client_docs docs/reference/python.md
+
 monitoring: $(VENV)/ready ## Write config/monitoring: alerts and dashboards from the metrics in the code
 	@$(BIN)/python -m scripts.monitoring config/monitoring
+
+mkdocs = PYTHONPATH=. $(VENV)/docs/bin/python -m mkdocs
+docs: $(VENV)/docs/ready ## The documentation as a site, in site/; a broken link or a page in no menu fails it
+	@$(mkdocs) build --strict
+	@echo "site/index.html"
+
+docs-serve: $(VENV)/docs/ready ## The same on http://127.0.0.1:8001, as you write (Ctrl-C ends it) [ARGS="-a 127.0.0.1:9001"]
+	@$(mkdocs) serve --quiet -a 127.0.0.1:8001 $(ARGS)
 
 screens: $(VENV)/ready ## Write docs/screens.md: the main screens at 110, 80 and 60 columns [ARGS="--widths 80"]
 	@$(BIN)/python -m scripts.screens $(ARGS)
@@ -138,7 +149,7 @@ tools: $(VENV)/ready ## Build the control plane's binaries into the per-user cac
 	@$(BIN)/python -m controlplane build
 
 lock: $(VENV)/ready ## Resolve requirements/*.in into hash-locked *.txt [ARGS=--upgrade]
-	@for name in runtime dev bench go bootstrap; do \
+	@for name in runtime dev bench docs go bootstrap; do \
 	  $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-annotate --custom-compile-command "make lock" $(ARGS) requirements/$$name.in -o requirements/$$name.txt; done
 	@for name in manager kubernetes; do \
@@ -147,7 +158,7 @@ lock: $(VENV)/ready ## Resolve requirements/*.in into hash-locked *.txt [ARGS=--
 	    requirements/runtime.in requirements/$$name.in -o requirements/$$name.txt; done
 
 clean: ## Remove what `make` made in this folder (the cache of built binaries stays)
-	@rm -rf $(VENV) .venv-3.* .accept .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .venv-3.* .accept site .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 help: ## This list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
@@ -169,4 +180,10 @@ $(VENV)/ready: requirements/dev.txt requirements/bootstrap.txt pyproject.toml
 $(VENV)/bench/ready: $(VENV)/ready requirements/bench.txt
 	@$(BIN)/uv venv -q --clear --python $(BIN)/python $(VENV)/bench
 	@$(BIN)/uv pip sync -q --require-hashes --python $(VENV)/bench/bin/python requirements/bench.txt
+	@touch $@
+
+# The site generator, apart from our own environment.
+$(VENV)/docs/ready: $(VENV)/ready requirements/docs.txt
+	@$(BIN)/uv venv -q --clear --python $(BIN)/python $(VENV)/docs
+	@$(BIN)/uv pip sync -q --compile-bytecode --require-hashes --python $(VENV)/docs/bin/python requirements/docs.txt
 	@touch $@

@@ -8,8 +8,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,8 +20,11 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.cluster import free_port
+from scripts.docs_site import pages
 from tests.scripts.test_pythons import interpreter
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 AT_ONCE = 3
@@ -63,7 +69,10 @@ HERE = {
     "accept",
     "api-docs",
     "clean",
+    "client-docs",
     "crds",
+    "docs",
+    "docs-serve",
     "fmt",
     "help",
     "lock",
@@ -180,6 +189,7 @@ def test_fmt_formats_files(copy: Path) -> None:
         ("policies", "config/policy/*.yaml"),
         ("policies", "config/mutating-policy/*.yaml"),
         ("api-docs", "docs/reference/api.md"),
+        ("client-docs", "docs/reference/python.md"),
         ("monitoring", "config/monitoring/prometheus_rule.yaml"),
         ("monitoring", "config/monitoring/dashboards/*.json"),
     ],
@@ -193,6 +203,54 @@ def test_generated_files_match_the_tree(name: str, written: str, copy: Path) -> 
     assert {path.name: path.read_text() for path in copy.glob(written)} == wanted
 
 
+ELSEWHERE_LOADED = re.compile(
+    r"""<(?:script|img|iframe)[^>]*\ssrc="?(?:https?:)?//|<link[^>]*\shref="?(?:https?:)?//"""
+)
+
+
+@pytest.mark.real
+def test_docs_have_every_page_and_load_nothing_from_elsewhere(copy: Path) -> None:
+    make("docs", cwd=copy)
+    site = copy / "site"
+    written = {str(path.relative_to(site)) for path in site.rglob("*.html")}
+    expected = {pages.on_site(source).removesuffix("md") + "html" for source in pages.sources()}
+    assert written >= expected
+    assert not [name for name in written if ELSEWHERE_LOADED.search((site / name).read_text())]
+    assert not re.search(r"url\(|@import", (site / "style.css").read_text())
+    assert "nearest miss" in (site / "search" / "search_index.json").read_text()
+
+
+@pytest.mark.real
+def test_broken_link_fails_the_docs(copy: Path) -> None:
+    with (copy / "docs" / "quickstart.md").open("a") as page:
+        page.write("\n[gone](gone.md) and [no such heading](worker.md#gone)\n")
+    with pytest.raises(AssertionError, match=r"(?s)gone\.md.*#gone"):
+        make("docs", cwd=copy)
+
+
+@pytest.mark.real
+def test_docs_serve_shows_the_site() -> None:
+    port = free_port()
+    command = ["make", "docs-serve", f"VENV={sys.prefix}", f"ARGS=-a 127.0.0.1:{port}"]
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as server:
+        try:
+            assert "gpu-orchestrator" in shown(f"http://127.0.0.1:{port}/")
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
+
+
+def shown(url: str) -> str:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            with urllib.request.urlopen(url) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
 def test_lock_covers_every_requirements_file(copy: Path) -> None:
     """A dry run only: resolving needs a package index."""
     would = make("--dry-run", "lock", cwd=copy)
@@ -204,7 +262,7 @@ def test_lock_covers_every_requirements_file(copy: Path) -> None:
 
 
 def test_clean_removes_what_make_created(copy: Path) -> None:
-    made = [copy / name for name in (".venv", ".accept", ".mypy_cache")]
+    made = [copy / name for name in (".venv", ".accept", ".mypy_cache", "site")]
     for folder in made:
         folder.mkdir()
     make("clean", cwd=copy, venv=".venv")
