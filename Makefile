@@ -65,7 +65,7 @@ accept: $(VENV)/ready tools ## The same scenarios at full scale; continues after
 	@$(BIN)/python -m pytest --scale=accept --timeout=3600 -o faulthandler_timeout=3590 --ledger=.accept $(ARGS)
 
 ##@ Measure it
-.PHONY: bench-agent bench-bind bench-client bench-decide bench-kube-parse bench-kube-write bench-operator bench-scale bench-store bench-takeover bench-tasks bench-turns bench-vram bench-watchers bench-webhook load
+.PHONY: bench-agent bench-bind bench-client bench-decide bench-kube-parse bench-kube-write bench-models bench-operator bench-scale bench-store bench-takeover bench-tasks bench-turns bench-vram bench-watchers bench-webhook load
 bench-agent: $(VENV)/ready tools ## What a node agent costs its node, and 5,000 of them the API server [ARGS="--agents 100 --seconds 60"]
 	@$(BIN)/python -m benchmarks.agent $(ARGS)
 
@@ -74,6 +74,9 @@ bench-bind: $(VENV)/ready tools ## Pods bound per second: gpu-scheduler beside k
 
 bench-client: $(VENV)/bench/ready ## 10,000 tasks submitted and gathered in Python, beside Celery's and dramatiq's clients [ARGS=...]
 	@$(BIN)/python -m benchmarks.client $(ARGS)
+
+bench-models: $(VENV)/ready ## Tasks of three models on GPUs with room for one or two: swaps, makespan, waits beside FIFO [ARGS="--seeds 20"]
+	@$(BIN)/python -m benchmarks.models $(ARGS)
 
 bench-operator: $(VENV)/ready tools ## The operator at 1,000 nodes and 1,000 workloads, and a killed leader [ARGS=...]
 	@$(BIN)/python -m benchmarks.operator_scale $(ARGS)

@@ -105,7 +105,8 @@ class Shape:
     Exclusive: `gpus` wholly free devices, each with at least `memory_mib`. Shared: of each of `gpus` devices,
     `milli` thousandths and `memory_mib` of memory. `models` empty means any model. `preferred` terms have
     weights; they refuse no node. `volumes` are attached to the node, each by its driver and handle. `reach`
-    says where volumes can be mounted: lists of terms, of each of which one must hold.
+    says where volumes can be mounted: lists of terms, of each of which one must hold. `model` is what runs
+    there: a copy of it that is loaded already is preferred, and refuses no node.
     """
 
     gpus: int = 1
@@ -127,6 +128,7 @@ class Shape:
     fabric: Fabric = Fabric()
     volumes: tuple[tuple[str, str], ...] = ()
     rules: "PodRules | None" = None
+    model: str = ""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

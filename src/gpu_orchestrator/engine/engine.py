@@ -25,6 +25,9 @@ from gpu_orchestrator.engine.cache import Cache
 from gpu_orchestrator.engine.events import Action, Event, Place, Refuse, RequestAdded
 from gpu_orchestrator.engine.fair_share import FairShare
 from gpu_orchestrator.engine.in_flight import InFlight
+from gpu_orchestrator.engine.model_choice import Go, ModelChoice, Stay
+from gpu_orchestrator.engine.model_rechecks import ModelRechecks
+from gpu_orchestrator.engine.models import ModelRules, Models
 from gpu_orchestrator.engine.order import Order, PriorityThenTime
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.scheduling_queue import SchedulingQueue, State
@@ -50,6 +53,7 @@ class Engine:
         max_decisions: int = 1_000_000,
         max_rows: float = inf,
         explains: bool = True,
+        models: ModelRules = ModelRules(),  # noqa: B008 - a frozen value
     ) -> None:
         self._policy_of, self._rng = policy_of, rng
         self._order = order or PriorityThenTime()
@@ -57,7 +61,11 @@ class Engine:
         self._explains = explains
         self._cache = Cache()
         self._fair_share = FairShare()
-        self._queue = SchedulingQueue(self._fair_share, backoff or Backoff())
+        self.models = Models(models, self._cache)
+        self._queue = SchedulingQueue(self._fair_share, backoff or Backoff(), self.models.line)
+        self._choice = ModelChoice(self.models, self._fair_share, self.cluster, rng)
+        self._rechecks = ModelRechecks()
+        self._now = 0.0
         self._in_flight = InFlight(max_in_flight)
         self._left: dict[str, RequestAdded | None] = {}
         self._last: Waiting | None = None
@@ -87,7 +95,7 @@ class Engine:
         """Take in one event and return the actions to perform. Call with `Tick()` when `deadline` has come.
         Raises what `policy_of` raises, before anything has changed."""
         actions: list[Action] = []
-        self._fair_share.pass_time(now)
+        self._pass_time(now)
         self._take_in(event, now, actions)
         return self._act(now, actions)
 
@@ -104,7 +112,7 @@ class Engine:
         over a long queue in parts: nothing is placed before all that may come first is known."""
         actions: list[Action] = []
         failed: Exception | None = None
-        self._fair_share.pass_time(now)
+        self._pass_time(now)
         for event in batch:
             try:
                 self._take_in(event, now, actions)
@@ -118,8 +126,14 @@ class Engine:
             raise failed
         return actions
 
+    def _pass_time(self, now: float) -> None:
+        self._now = now
+        self._fair_share.pass_time(now)
+
     def _act(self, now: float, actions: list[Action]) -> list[Action]:
         self._queue.activate_rested(now)
+        for model in self._rechecks.due(now):
+            self._open_model(model)
         self._queue.wake_for_others(self.cluster)
         self._decide_active(now, actions)
         return actions
@@ -128,8 +142,8 @@ class Engine:
         """Return when to call again if nothing happens before; None if only an event can change anything."""
         if self._queue.is_behind or (not self._in_flight.is_full and self._queue.has_next()):
             return now
-        rested_at = self._queue.rested_at()
-        return None if rested_at is None else max(rested_at, now)
+        times = [at for at in (self._queue.rested_at(), self._rechecks.next_at()) if at is not None]
+        return max(min(times), now) if times else None
 
     def takes_long(self, key: str) -> None:
         """Do not count this request against `max_in_flight`."""
@@ -178,6 +192,10 @@ class Engine:
                     self._wake(node.name, observed=True)
             case events.NodeRemoved(name):
                 self._cache.remove_node(name)
+                self.models.forget(name)
+            case events.CopiesObserved(node, copies, most):
+                self.models.observe(node, copies, most, now)
+                self._wake(node if node in self.cluster else None)
             case events.PlacementObserved(placement, request):
                 self._hold(placement, request)
             case events.PlaceFailed(key):
@@ -200,6 +218,9 @@ class Engine:
             self._queue.remove(known)
         if (refusal := self._queue.add(waiting, self.cluster)) is not None:
             actions.append(Refuse(request, refusal))
+            model = request.shape.model
+            if model and self._rechecks.are_enough(model, self.models.line.count(model)):
+                self._open_model(model)
 
     def _add_in_flight(self, event: RequestAdded, flying: Waiting) -> None:
         """A request came again while it is being placed. If it was removed meanwhile, it is added again
@@ -226,6 +247,7 @@ class Engine:
 
     def _release(self, key: str) -> None:
         self._queue.limits_changed(self._fair_share.let_go(key))
+        self.models.ended(key, self._now)
         self._wake(self._cache.release(key))
 
     def _hold(self, placement: Placement, request: Request | None) -> None:
@@ -237,6 +259,8 @@ class Engine:
         if request is not None:
             flow, cost = self._order.flow(request), self._order.cost(request)
             self._queue.limits_changed(self._fair_share.take(key, flow, cost))
+            if request.shape.model:
+                self.models.began(request, placement, self._now, is_observed=True)
         self._wake(self._cache.hold(placement))
 
     def _placed(self, key: str, now: float, actions: list[Action]) -> None:
@@ -253,6 +277,7 @@ class Engine:
             return
         freed = self._cache.forget(key)
         self._queue.limits_changed(self._fair_share.let_go(key))
+        self.models.ended(key, now, has_run=False)
         if key in self._left:
             self._add_again(key, now, actions)
         else:
@@ -268,6 +293,13 @@ class Engine:
         """Something became free on a node: offer it to the requests that fit there now."""
         if node is not None:
             self._queue.wake_for(self.cluster, node, observed=observed)
+            if self.models:
+                for copy in self.models.idle(node):
+                    self._open_model(copy.model)
+
+    def _open_model(self, model: str) -> None:
+        """Judge the requests for this model again: a copy of it may be free, or waiting for one too long."""
+        self._queue.open(self.models.line.groups(model))
 
     def _decide_active(self, now: float, actions: list[Action]) -> None:
         queue, cluster = self._queue, self._cache.cluster
@@ -277,11 +309,14 @@ class Engine:
                 return
             if (waiting := queue.pop(cluster)) is None:
                 return
-            refusal = queue.join_parked(waiting, cluster) or queue.park_by_numbers(
-                waiting, cluster, explained=self._explains
-            )
+            model = waiting.request.shape.model
+            refusal = queue.join_parked(waiting, cluster)
+            if refusal is None and not (model and self.models.is_pinned(model)):
+                refusal = queue.park_by_numbers(waiting, cluster, explained=self._explains)
             if refusal is not None:
                 actions.append(Refuse(waiting.request, refusal))
+            elif model:
+                actions.append(self._decide_model(waiting, now))
             else:
                 actions.append(self._decide(waiting, now))
 
@@ -297,11 +332,42 @@ class Engine:
             queue.park(waiting, answer, self.cluster)
             return Refuse(request, answer)
         queue.leave(waiting)
-        self._in_flight[request.key] = waiting
-        self._fair_share.charge(waiting.flow, cost)
-        self._queue.limits_changed(self._fair_share.take(request.key, waiting.flow, cost))
-        queue.settle(waiting)
-        return Place(request, answer)
+        return self._placed_by(waiting, answer, cost, waiting)
+
+    def _placed_by(self, chosen: Waiting, answer: Placement, cost: float, asked: Waiting) -> Place:
+        """Count the placement of a request; it is in flight now. `asked` is what the queue returned."""
+        key = chosen.request.key
+        self._in_flight[key] = chosen
+        self._fair_share.charge(chosen.flow, cost)
+        self._queue.limits_changed(self._fair_share.take(key, chosen.flow, cost))
+        self._queue.settle(asked)
+        return Place(chosen.request, answer)
+
+    def _decide_model(self, waiting: Waiting, now: float) -> Action:
+        """Decide a request that names a model; another one, whose model is loaded, may go before it."""
+        queue = self._queue
+        try:
+            choice = self._choice.choose(waiting, now)
+            if isinstance(choice, Go):
+                cost = self._order.cost(choice.waiting.request)
+                self._cache.assume(choice.placement)
+        except Exception as error:
+            queue.rest(waiting, now)
+            queue.settle(waiting)
+            return Refuse(waiting.request, not_judged(len(self.cluster), error))
+        if isinstance(choice, Stay):
+            queue.park(waiting, choice.refusal, self.cluster)
+            self._rechecks.note(waiting.request.shape.model, choice.until, choice.count)
+            return Refuse(waiting.request, choice.refusal)
+        chosen = choice.waiting
+        if chosen is waiting:
+            queue.leave(waiting)
+        else:
+            queue.remove(chosen)
+            queue.put_back(waiting)
+        self.models.evicted(choice.placement.node, choice.evicted)
+        self.models.began(chosen.request, choice.placement, now)
+        return self._placed_by(chosen, choice.placement, cost, waiting)
 
     def _judge(self, waiting: Waiting) -> tuple[Placement | Refusal, float]:
         """Decide, set the placement aside, and return the answer and its cost. Everything that may raise
@@ -311,5 +377,7 @@ class Engine:
         asked, rows = (waiting.request, self.cluster, waiting.policy, self._rng), self._queue.fitting
         answer = decide(*asked) if rows is None else decide_among(rows, *asked)
         if isinstance(answer, Placement):
+            if self.models:
+                answer = self._choice.spare(waiting, answer) or answer
             self._cache.assume(answer)
         return answer, cost

@@ -7,6 +7,7 @@ The caller turns what it observes into events and performs the actions. It repor
 from dataclasses import dataclass
 
 from gpu_orchestrator.core.answer import Placement, Refusal
+from gpu_orchestrator.core.copies import Copy
 from gpu_orchestrator.core.node import Node
 from gpu_orchestrator.core.request import Request
 
@@ -21,6 +22,15 @@ class NodeUpdated:
 @dataclass(frozen=True, slots=True)
 class NodeRemoved:
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesObserved:
+    """The copies of models that a node has now; it keeps at most `most` of them, 0 if that is not known."""
+
+    node: str
+    copies: tuple[Copy, ...]
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,7 @@ class Tick:
 Event = (
     NodeUpdated
     | NodeRemoved
+    | CopiesObserved
     | RequestAdded
     | RequestRemoved
     | PlacementObserved

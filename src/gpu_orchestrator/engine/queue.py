@@ -12,7 +12,8 @@ from gpu_orchestrator.engine.rank_heap import RankHeap
 @dataclass(slots=True)
 class Waiting:
     """One request in the engine. `number` breaks ties between equal ranks; `queue` is where it waits now;
-    `is_parked` says that this is a parked shape's."""
+    `is_parked` says that this is a parked shape's. `passed` counts later requests that were placed before it
+    because their model was loaded."""
 
     request: Request
     policy: Policy
@@ -25,6 +26,7 @@ class Waiting:
     rests_until: float | None = None
     queue: RankHeap | None = None
     is_parked: bool = False
+    passed: int = 0
 
 
 class Queue:

@@ -5,13 +5,17 @@ parks it (`park`) or lets it rest (`rest`), and says so (`settle`). What becomes
 requests that fit there, in the same order as if all of them were active.
 """
 
+from collections.abc import Iterable
 from typing import Literal
 
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.policy import Policy
+from gpu_orchestrator.core.request import Shape
 from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.backoff_queue import BackoffQueue
 from gpu_orchestrator.engine.fair_share import FairShare
+from gpu_orchestrator.engine.model_line import ModelLine
 from gpu_orchestrator.engine.queue import Queue, Waiting
 from gpu_orchestrator.engine.unschedulable import Unschedulable
 
@@ -20,8 +24,8 @@ State = Literal["active", "parked", "resting", "in flight", "held"]
 
 
 class SchedulingQueue:
-    def __init__(self, fair_share: FairShare, backoff: Backoff) -> None:
-        self._fair_share = fair_share
+    def __init__(self, fair_share: FairShare, backoff: Backoff, line: ModelLine) -> None:
+        self._fair_share, self._line = fair_share, line
         self._active = Queue(fair_share)
         self._unschedulable = Unschedulable(fair_share)
         self._resting = BackoffQueue(backoff)
@@ -102,6 +106,16 @@ class SchedulingQueue:
         """Take out a request that `pop` returned and that is placed now."""
         del self._waiting[waiting.request.key]
         self._fair_share.leaves(waiting.flow)
+        if waiting.request.shape.model:
+            self._line.leaves(waiting)
+
+    def put_back(self, waiting: Waiting) -> None:
+        """Return a request that `pop` returned to the queue, because another one goes first."""
+        self._active.push(waiting)
+
+    def open(self, groups: Iterable[tuple[Shape, Policy]]) -> None:
+        """Let parked requests of these shapes be judged again."""
+        self._unschedulable.open(groups)
 
     def settle(self, waiting: Waiting) -> None:
         """The request that `pop` returned is placed or rests now, and is not parked again."""
@@ -142,3 +156,5 @@ class SchedulingQueue:
     def _enter(self, waiting: Waiting) -> None:
         self._waiting[waiting.request.key] = waiting
         self._fair_share.joins(waiting.flow)
+        if waiting.request.shape.model:
+            self._line.joins(waiting)

@@ -9,6 +9,7 @@ A group whose flows are all at their limit cannot take what it is offered. It is
 requests was decided: it may fit, but nobody knows where.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpu_orchestrator.core.answer import Refusal, too_little
@@ -154,6 +155,12 @@ class Unschedulable:
         if self._neighbours:
             for key in self._neighbours.helped(cluster):
                 self._set_open(self._groups[key])
+
+    def open(self, keys: Iterable[Key]) -> None:
+        """Open the groups of these shapes that are parked: they may have a turn now."""
+        for key in keys:
+            if (group := self._groups.get(key)) is not None and not group.is_open:
+                self._set_open(group)
 
     def limits_changed(self) -> None:
         """A flow reached its limit or dropped below it: open groups may have a turn now."""
