@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from gpu_orchestrator.api import references
 from gpu_orchestrator.api.functions import Unfit
 from gpu_orchestrator.client import functions
 from gpu_orchestrator.client.blocking import Client
@@ -94,6 +95,10 @@ class Here:
             known = ", ".join(sorted([*self._handlers, *functions.REGISTRY])) or "none"
             said = f"unknown task_type {unknown[0]!r}; known in this process: {known}"
             return [_reply({"error": {"message": said}}, 422)]
+        if lost := [
+            name for each in bodies for name in each.get("depends_on", []) if name not in self._tasks
+        ]:
+            return [_reply({"error": {"message": f"depends_on: there is no task {lost[0]}"}}, 422)]
         return [_reply({"task_id": self._run(each)}, 202) for each in bodies]
 
     def _knows(self, task_type: str) -> bool:
@@ -110,8 +115,7 @@ class Here:
         printed = io.StringIO()
         try:
             with redirect_stdout(printed):
-                result = self._result(body["task_type"], _encode(body.get("parameters", {})))
-            ending = {"status": "completed", "result": result, "result_bytes": len(bytes(result))}
+                ending = self._ending(body)
         except Exception as error:
             kind = "BadParameters" if isinstance(error, BadParameters) else type(error).__name__
             ending = {"status": "failed", "error": {"type": kind, "message": str(error)}}
@@ -119,6 +123,18 @@ class Here:
         self._tasks[name] = {**shown, **ending}
         self._logs[name] = printed.getvalue()
         return name
+
+    def _ending(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Run a task, or cancel it because of a dependency; return what its status shows."""
+        parameters, needed = _encode(body.get("parameters", {})), body.get("depends_on", [])
+        without = next((each for each in needed if self._tasks[each]["status"] != "completed"), None)
+        if without and body.get("on_failure") != "run":
+            return {"status": "cancelled", "reason": f"task {without}, on which it depends, failed"}
+        if needed:
+            outputs = {name: bytes(self._tasks[name].get("result", b"null")) for name in needed}
+            parameters = references.filled(parameters, outputs)
+        result = self._result(body["task_type"], parameters)
+        return {"status": "completed", "result": result, "result_bytes": len(bytes(result))}
 
     def _result(self, task_type: str, parameters: bytes) -> msgspec.Raw:
         if task_type in self._handlers:

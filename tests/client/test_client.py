@@ -29,7 +29,7 @@ from gpu_orchestrator.client import (
 from tests.support import documents, worker_tasks
 from tests.support.command_line import User, serving
 from tests.support.paths import ROOT
-from tests.support.worker_tasks import fails, large, lies, on_gpu, waits
+from tests.support.worker_tasks import fails, large, lies, on_gpu, total, waits
 
 pytestmark = pytest.mark.real
 TUTORIAL = "docs/tutorials/python.md"
@@ -103,6 +103,27 @@ def test_tutorial_works_as_written(user: User) -> None:
 def test_thousand_tasks_come_back_in_order(client: Client) -> None:
     handles = client.batch(Call("echo", number, **NO_GPU) for number in range(1000))
     assert client.gather(handles, SOON_S) == list(range(1000))
+
+
+def test_results_go_from_task_to_task(client: Client) -> None:
+    parts = client.batch(total.call([number]) for number in range(5))
+    both = client.submit(total, [each.output for each in parts])
+    last = client.submit("echo", {"sum": both, "of": [total.name]}, **NO_GPU)
+    assert last.result(SOON_S) == {"sum": 10, "of": ["tests.support.worker_tasks.total"]}
+    assert last.info().depends_on == [both.id]
+    broken = client.submit(fails, "broken")
+    anyway = client.submit(total.options(on_failure="run"), [parts[4].output, broken.output])
+    never = client.submit(total.options(depends_on=[broken, both.id]), [1])
+    assert anyway.result(SOON_S) == 4
+    with pytest.raises(TaskCancelled, match=f"task {broken.id}, on which it depends, failed"):
+        never.result(SOON_S)
+    with pytest.raises(TaskFailed, match=r"BadParameters: .*numbers\[0\]"):
+        client.submit(total, [last.output]).result(SOON_S)
+
+
+async def test_results_go_from_task_to_task_awaited(awaiting: AsyncClient) -> None:
+    first = await awaiting.submit(total, [1, 2])
+    assert await (await awaiting.submit(total, [first.output, 4])).result(SOON_S) == 7
 
 
 def test_first_that_ends_comes_first(client: Client, tmp_path: Path) -> None:

@@ -37,6 +37,11 @@ def large(characters: int) -> str:
     return "x" * characters
 
 
+@task(gpus=0)
+def total(numbers: list[int | None]) -> int:
+    return sum(number or 0 for number in numbers)
+
+
 @task(gpu_memory="1GB")
 def on_gpu(number: int) -> tuple[int, float]:
     return number * number, time.time()

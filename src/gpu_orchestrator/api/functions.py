@@ -36,8 +36,11 @@ class Definition:
         """Return `module:function`, where a worker finds it."""
         return f"{self.module}:{self.qualname}"
 
-    def write_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> msgspec.Raw:
-        """Return the arguments as the parameters of a task; raise `Unfit`."""
+    def write_arguments(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], hook: plain_json.Hook | None = None
+    ) -> msgspec.Raw:
+        """Return the arguments as the parameters of a task; raise `Unfit`. With a `hook` for what stands for
+        other values, the caller checks them, if nothing does."""
         if self.name.startswith("__main__."):
             raise Unfit(
                 f"{self.qualname} is defined in the program that was started, which no worker can import; "
@@ -45,10 +48,11 @@ class Definition:
             )
         try:
             given = self._signature.bind(*args, **kwargs).arguments
-            written = plain_json.encode(given)
+            written = plain_json.encode(given, hook)
         except (TypeError, plain_json.NotJson) as error:
             raise Unfit(f"{self.name}: {error}") from error
-        self._read(written)
+        if hook is None:
+            self._read(written)
         return msgspec.Raw(written)
 
     def read_arguments(self, parameters: bytes | msgspec.Raw) -> dict[str, Any]:

@@ -32,7 +32,8 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """`memory_mib` is reserved on each of `gpus` devices; 0 asks for the devices whole. A worker must have
     `worker_labels` and be in `pool`; without `pool`, in none. `not_before` and `expires` are as the caller
     wrote them, so that a repeated submission is equal; the store has the moments. `result_ttl_s` is how
-    long the task is kept after its end; None as long as others."""
+    long the task is kept after its end; None as long as others. `takes_results`: its parameters refer to
+    results of its dependencies."""
 
     task_type: str
     model_name: str = ""
@@ -50,6 +51,7 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     not_before: str = ""
     expires: str = ""
     result_ttl_s: float | None = None
+    takes_results: bool = False
 
 
 SHORT = 500

@@ -2,7 +2,7 @@
 
 import sys
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -51,6 +51,8 @@ def submit(
     label: Annotated[tuple[str, ...], Parameter(metavar="KEY=VALUE")] = (),
     worker_label: Annotated[tuple[str, ...], Parameter(metavar="KEY=VALUE")] = (),
     pool: Annotated[str, Parameter(metavar="NAME")] = "",
+    depends_on: Annotated[tuple[str, ...], Parameter(metavar="TASK")] = (),
+    on_failure: Annotated[Literal["cancel", "run"], Parameter(metavar="cancel|run")] = "cancel",
     not_before: Annotated[str, Parameter(metavar="TIME")] = "",
     expires: Annotated[str, Parameter(metavar="TIME")] = "",
     callback_url: Annotated[str, Parameter(metavar="URL")] = "",
@@ -88,6 +90,11 @@ def submit(
         Only workers that were started with this label. May be repeated.
     pool
         Only workers of this pool.
+    depends_on
+        Begin after this task has ended: its whole id. May be repeated. In the parameters,
+        {"$result": "ID"} stands for its result.
+    on_failure
+        What becomes of it if one of those ends without a result.
     not_before
         Do not begin before this time: 10m from now, or a time such as 2026-01-31T12:00:00Z.
     expires
@@ -119,6 +126,8 @@ def submit(
         "callback_url": callback_url,
     }
     body |= {name: text for name, text in (("not_before", not_before), ("expires", expires)) if text}
+    if depends_on:
+        body |= {"depends_on": depends_on, "on_failure": on_failure}
     if timeout:
         body["timeout"] = seconds(timeout, "--timeout")
     if retries is not None:

@@ -77,6 +77,8 @@ def card(task: Task, now: datetime, zone: tzinfo | None = None) -> list[tuple[st
         ("labels", labels(task.get("labels") or {})),
         ("pool", task.get("pool")),
         ("worker labels", labels(task.get("worker_labels") or {})),
+        ("depends on", "\n".join(task.get("depends_on") or [])),
+        ("on failure", task.get("on_failure")),
         ("not before", _moment(task.get("not_before"), now, zone)),
         ("expires", _moment(task.get("expires"), now, zone)),
         ("created", _moment(task.get("created_at"), now, zone)),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Un
 
 from gpu_orchestrator.api import functions
 from gpu_orchestrator.client import errors
-from gpu_orchestrator.client.tasks import Call, Options, checked
+from gpu_orchestrator.client.tasks import Call, Options, Taken, checked
 
 if TYPE_CHECKING:
     from gpu_orchestrator.client.blocking import Client, Handle
@@ -43,11 +43,16 @@ class TaskFunction(functions.Definition, Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Return the task with its arguments, to submit it later or with others."""
+        taken = Taken()
         try:
-            parameters = self.write_arguments(args, kwargs)
+            parameters = self.write_arguments(args, kwargs, taken)
+            if not taken.ids:
+                self.read_arguments(parameters)
         except functions.Unfit as error:
             raise errors.BadArguments(str(error)) from error
-        return Call(self.name, parameters, decode=self.read_result, **self.task_options)
+        call = Call(self.name, parameters, decode=self.read_result, **self.task_options)
+        call.take(taken.ids)
+        return call
 
     def options(self, **options: Unpack[Options]) -> "TaskFunction[P, R]":
         """Return the same task with other options: `train.options(gpus=2, priority="high").submit(3)`."""

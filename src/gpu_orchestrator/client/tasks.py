@@ -1,12 +1,12 @@
 """Tasks as a client writes and reads them: calls with their options, and the state that the server tells.
 Pure."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
 
-from gpu_orchestrator.api import plain_json
+from gpu_orchestrator.api import plain_json, references
 
 R_co = TypeVar("R_co", covariant=True)
 FINAL = frozenset({"completed", "failed", "cancelled", "dead"})
@@ -30,6 +30,11 @@ class Options(TypedDict, total=False):
     """Stop it after this many seconds."""
     retries: int
     labels: Mapping[str, str]
+    depends_on: "Sequence[Pending[Any] | str]"
+    """Handles or ids of tasks that must have ended before. Those whose `output` is an argument are among them
+    by themselves."""
+    on_failure: Literal["cancel", "run"]
+    """What becomes of this task if one of them ends without a result."""
     not_before: str
     """`10m` from now, or a time such as `2026-01-31T12:00:00Z`."""
     expires: str
@@ -65,7 +70,7 @@ class Call(Generic[R_co]):
     """A task that is not submitted yet: what to run, with what, and how. Made by `task_function.call(...)`,
     or by hand for the task types that a worker has by itself: `Call("echo", {"hello": "world"}, gpus=0)`."""
 
-    __slots__ = ("decode", "options", "parameters", "task_type")
+    __slots__ = ("decode", "depends_on", "options", "parameters", "task_type")
 
     @overload
     def __init__(
@@ -89,8 +94,15 @@ class Call(Generic[R_co]):
         **options: Any,
     ) -> None:
         self.task_type, self.options = task_type, checked(options)
-        self.parameters = msgspec.Raw(_encode({} if parameters is None else parameters))
+        self.depends_on = [_id_of(each) for each in self.options.pop("depends_on", None) or ()]
+        taken = Taken()
+        self.parameters = msgspec.Raw(_encode({} if parameters is None else parameters, taken))
+        self.take(taken.ids)
         self.decode: Callable[[bytes], R_co] = decode or msgspec.json.decode
+
+    def take(self, ids: Sequence[str]) -> None:
+        """Depend on these tasks as well."""
+        self.depends_on = list(dict.fromkeys([*self.depends_on, *ids]))
 
     def body(self) -> dict[str, Any]:
         """Return the request of the HTTP API."""
@@ -101,15 +113,33 @@ class Call(Generic[R_co]):
             "task_type": self.task_type,
             "parameters": self.parameters,
             **fields,
+            **({"depends_on": self.depends_on} if self.depends_on else {}),
             **({"resources": resources} if resources else {}),
         }
 
 
-def _encode(parameters: Any) -> bytes:
+class Taken:
+    """Writes handles among the parameters as references to their results, and collects them."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+
+    def __call__(self, value: Any) -> Any:
+        if not isinstance(value, Pending):
+            raise NotImplementedError(f"Encoding objects of type {type(value).__name__} is unsupported")
+        self.ids.append(value.id)
+        return references.to(value.id)
+
+
+def _id_of(task: "Pending[Any] | str") -> str:
+    return task.id if isinstance(task, Pending) else task
+
+
+def _encode(parameters: Any, taken: Taken) -> bytes:
     from gpu_orchestrator.client.errors import BadArguments
 
     try:
-        return plain_json.encode(parameters)
+        return plain_json.encode(parameters, taken)
     except plain_json.NotJson as error:
         raise BadArguments(f"the parameters cannot be sent as JSON: {error}") from error
 
@@ -142,6 +172,9 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0
     devices: list[dict[str, Any]] = []
     queue_position: int | None = None
+    depends_on: list[str] = []
+    on_failure: str = ""
+    open_dependencies: int = 0
     result: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
     result_bytes: int = 0
 
@@ -158,6 +191,12 @@ class Pending(Generic[R_co]):
     def __init__(self, task_id: str, decode: Callable[[bytes], R_co]) -> None:
         self.id, self.decode = task_id, decode
         self.known: TaskInfo | None = None
+
+    @property
+    def output(self) -> R_co:
+        """The result, for the arguments of another task: that one waits for this one, and its worker gets the
+        result. Nothing else can be done with it."""
+        return cast(R_co, self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.known.status if self.known else ''}".rstrip() + ">"

@@ -17,7 +17,8 @@ class NewTask(Item, frozen=True):
     """`spec` and `params` are JSON. `idempotency` identifies the task across repeated submissions; empty for
     none. `level` is 0 to 3 for a low, normal, high or critical priority. `not_before_ms` and `expires_ms` are
     moments; if negative, how long from now by the store's clock; 0 for none. `lost_workers` is how many
-    different ones make it a dead letter."""
+    different ones make it a dead letter. `needs` is empty, or `cancel` or `run` (what to do when a dependency
+    fails) with the ids of its dependencies behind it."""
 
     id: str
     spec: str
@@ -30,6 +31,7 @@ class NewTask(Item, frozen=True):
     not_before_ms: int = 0
     expires_ms: int = 0
     lost_workers: int = 2
+    needs: str = ""
 
 
 class Unit(Item, frozen=True):
@@ -257,11 +259,15 @@ class Worker(News, frozen=True):
     row: tuple[str, ...]
 
 
+class Linked(News, frozen=True):
+    """A task with dependencies or dependents is new, or has ended: call `see_to_links`."""
+
+
 class Resync(News, frozen=True):
     """The list of news overflowed, so some is missing: the leader must load a new snapshot."""
 
 
-NewsItem = Queued | Ended | Gone | Worker | Resync
+NewsItem = Queued | Ended | Gone | Worker | Linked | Resync
 
 
 class UnfinishedTask(Item, frozen=True):

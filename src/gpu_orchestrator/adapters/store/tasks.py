@@ -62,6 +62,22 @@ class DueResult(Item, frozen=True):
     ended: tuple[str, ...]
 
 
+class LinksResult(Item, frozen=True):
+    """`more` is 1 if more is to be done; `cancelled` are the ids of tasks whose dependency failed."""
+
+    more: int
+    cancelled: tuple[str, ...]
+
+
+class Dependency(Item, frozen=True):
+    """A task that another is to depend on; `state` is empty if it is unknown. `waiting` tasks depend on it
+    already."""
+
+    owner: str
+    state: str
+    waiting: int
+
+
 class Counts(msgspec.Struct, frozen=True):
     now_ms: int
     states: dict[str, int]
@@ -92,6 +108,8 @@ _FETCH = Script[tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]](
     "fetch", tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]
 )
 _DUE = Script[DueResult]("due", DueResult)
+_LINKS = Script[LinksResult]("links", LinksResult)
+_DEPENDENCIES = Script[tuple[Dependency, ...]]("dependencies", tuple[Dependency, ...])
 _Trimmed = tuple[int, str, str]
 _TRIM = Script[_Trimmed]("trim", _Trimmed)
 MOST_TRIMMED = 1000
@@ -120,7 +138,7 @@ class Tasks(TaskLists):
         """Return for each the id of a task with its idempotency key and different content; empty if none
         has."""
         return await self._fenced.read(
-            _IDEMPOTENCY_CONFLICTS, [(each.idempotency, each.spec, each.params) for each in tasks]
+            _IDEMPOTENCY_CONFLICTS, [(each.idempotency, each.spec, each.params, each.needs) for each in tasks]
         )
 
     async def submit_and_assign(
@@ -174,6 +192,14 @@ class Tasks(TaskLists):
         """Queue scheduled tasks whose time has come and end waiting ones that expired, at most `most` of
         each. Only the leader may."""
         return await self._fenced.write(_DUE, self.keep_ms, most)
+
+    async def see_to_links(self, most: int = 200) -> LinksResult:
+        """Tell tasks that wait for others which of those have ended, in about so many steps. Only the leader
+        may."""
+        return await self._fenced.write(_LINKS, self.keep_ms, most)
+
+    async def dependencies(self, ids: Sequence[str]) -> tuple[Dependency, ...]:
+        return await self._fenced.read(_DEPENDENCIES, ids)
 
     async def trim(self, most_per_worker: int = 1000) -> int:
         """Take expired tasks off the lists, a part at a time; return how many entries were deleted."""

@@ -21,6 +21,7 @@ session → outcomes → completion → response. Read the modules in this order
   http/responses            reads bodies, makes JSON responses
   http/submission           checks a request, builds task specs, refuses what can never fit
   http/task_wishes          when and where a task may run: not_before, expires, pool
+  http/dependencies         after which others: depends_on, on_failure
   http/wait_stream          tells a client of many tasks as they end
   http/routes/logs          shows the log of a task
   http/log_stream           sends a log to a client that follows it
@@ -74,6 +75,7 @@ session → outcomes → completion → response. Read the modules in this order
   workers/transports        WebSocket or long polling
   workers/listener          receives what other processes publish
 
+  tasks/inputs              puts the results of other tasks into the parameters of a task
   tasks/outcomes            writes the reports of workers to the store in batches
   tasks/results             keeps large results in files or S3
   tasks/retention           forgets ended tasks early when there are too many, and deletes results

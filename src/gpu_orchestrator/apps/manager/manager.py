@@ -18,12 +18,13 @@ from gpu_orchestrator.adapters.outbound.addresses import Allowed
 from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.errors import Loading, StoreError
+from gpu_orchestrator.adapters.store.records import Renewal
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.adapters.store.usage import Usage
 from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
 from gpu_orchestrator.adapters.store.valkey.facts import Facts
-from gpu_orchestrator.api import task
+from gpu_orchestrator.api import session, task
 from gpu_orchestrator.api.units import show_seconds
 from gpu_orchestrator.apps.manager import task_schema, views
 from gpu_orchestrator.apps.manager.access.audit import Audit
@@ -41,7 +42,7 @@ from gpu_orchestrator.apps.manager.events.event_feed import Feed
 from gpu_orchestrator.apps.manager.events.signing import Signing
 from gpu_orchestrator.apps.manager.fleet import past_attempts, strategies
 from gpu_orchestrator.apps.manager.fleet.device_gauges import DeviceGauges
-from gpu_orchestrator.apps.manager.fleet.nodes import Hints, MemoryPolicy
+from gpu_orchestrator.apps.manager.fleet.nodes import Hints, MemoryPolicy, WorkerState
 from gpu_orchestrator.apps.manager.metrics import Metrics, gauge
 from gpu_orchestrator.apps.manager.siblings import ParentsStore, Place, Siblings
 from gpu_orchestrator.apps.manager.tasks.admission import Admission
@@ -316,6 +317,15 @@ class Manager:
             self.quotas,
             self.waiters.ended,
             lambda: self.retention.most_active,
+            self._deliver_filled,
+        )
+
+    def _deliver_filled(self, worker: WorkerState, assign: session.Assign) -> None:
+        name, epoch = worker.hello.name, worker.epoch
+        self.outcomes.send_filled(
+            Renewal(name, epoch, ""),
+            assign,
+            lambda filled: self.sessions.send(name, worker.api, filled, epoch),
         )
 
     async def scraped(self) -> bytes:

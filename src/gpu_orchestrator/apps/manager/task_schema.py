@@ -1,6 +1,6 @@
 """The request and response bodies of the HTTP API for tasks: submissions, states, logs and explanations."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -55,6 +55,12 @@ class TaskRequest(Body, frozen=True):
     max_lost_workers: Annotated[int, Meta(ge=1, le=100)] | None = None
     result_ttl: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
     """Seconds for which the task and its result are kept after it ended; at most `TASK_RETENTION`."""
+    depends_on: Annotated[list[Name], Meta(max_length=1000)] = []
+    """Whole ids of tasks of the same owner that must have ended before this one begins. Until then it is
+    `scheduled`, and they are kept. In `parameters`, `{"$result": "ID"}` stands for the result of one of
+    them, null if it has none."""
+    on_failure: Literal["cancel", "run"] = "cancel"
+    """What becomes of this task if one of them ends without a result."""
 
 
 class TaskResult(Answer, frozen=True):
@@ -156,6 +162,10 @@ class TaskStatus(Answer, frozen=True):
     pool: str = ""
     result_bytes: int = 0
     result_url: str = ""
+    depends_on: list[str] = []
+    on_failure: str = ""
+    open_dependencies: int = 0
+    """How many of the tasks that it depends on have not ended."""
 
 
 class TaskPage(Answer, frozen=True):

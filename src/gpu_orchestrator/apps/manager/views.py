@@ -52,7 +52,7 @@ def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> task_schema.TaskSt
     error, deaths = row.get("error"), row.get("deaths")
     return task_schema.TaskStatus(
         task_id=name,
-        status=(state := row["state"]),
+        status=row["state"],
         task_type=spec.task_type,
         model_name=spec.model_name,
         priority=spec.priority,
@@ -68,7 +68,7 @@ def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> task_schema.TaskSt
         result_bytes=(size := size_of(row)),
         result_url=f"/tasks/{name}/result" if size else "",
         error=_error.decode(error) if error else None,
-        reason=wait.reason or (waits_until(row) if state == "scheduled" else "") or row.get("reason", ""),
+        reason=wait.reason or waits_for(row) or row.get("reason", ""),
         deaths=_deaths.decode(deaths) if deaths else [],
         labels=spec.labels,
         correlation_id=row.get("correlation", ""),
@@ -85,12 +85,33 @@ def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> task_schema.TaskSt
         expires=when(at) if (at := row.get("expires")) else None,
         worker_labels=spec.worker_labels,
         pool=spec.pool,
+        depends_on=dependencies_of(row),
+        on_failure=row["needs"].partition(" ")[0] if row.get("needs") else "",
+        open_dependencies=open_of(row),
     )
 
 
-def waits_until(row: Row) -> str:
-    """Return when a scheduled task may begin, as a reason; empty for any other."""
-    return f"not before {when(row['not_before'])}" if row["state"] == "scheduled" else ""
+def waits_for(row: Row) -> str:
+    """Return what a scheduled task waits for, as a reason; empty for any other."""
+    if row["state"] != "scheduled":
+        return ""
+    if left := open_of(row):
+        first, *others = dependencies_of(row)
+        return f"waits for {left} of {len(others) + 1} tasks" if others else f"waits for task {first}"
+    return f"not before {when(row.get('not_before'))}"
+
+
+def dependencies_of(row: Row) -> list[str]:
+    return row["needs"].split(" ")[1:] if row.get("needs") else []
+
+
+def open_of(row: Row) -> int:
+    """Return how many of the tasks that a scheduled one depends on have not ended; before the leader has
+    looked at them, all count."""
+    if row["state"] != "scheduled" or not row.get("needs"):
+        return 0
+    counted = int(row.get("open") or 0)
+    return counted if counted >= 0 else len(dependencies_of(row))
 
 
 def size_of(row: Row) -> int:

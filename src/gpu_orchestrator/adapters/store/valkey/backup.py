@@ -30,10 +30,10 @@ LONGEST = 1 << 30
 NOT_KEPT = frozenset(
     {
         *("leader", "apis", "news", "owners", "levels", "logs", durability.KEY, migrations.KEY),
-        *("ended", "results", "results:bytes", "forgetting"),
+        *("ended", "results", "results:bytes", "forgetting", "links"),
     }
 )
-REBUILT = ("s:", "o:", "on:", "due:")
+REBUILT = ("s:", "o:", "on:", "due:", "after:", "pins:")
 LOGS = ("log:", "logs:")
 """Logs of tasks are not backed up: they may be as large as all the rest."""
 TASK = "t:"

@@ -41,6 +41,7 @@ class Assigner:
     metrics: Metrics
     deliver: Deliver
     now: Callable[[], float]
+    deliver_filled: Deliver
 
     def plans(self, places: Iterable[Place], workers: Mapping[str, WorkerState]) -> list[PlannedAssignment]:
         """Return a plan for each placement whose worker is still known."""
@@ -78,7 +79,8 @@ class Assigner:
         assign = rows.message_of(
             key, known.attempt, known.spec, plan.grant, answer.parameters, answer.correlation
         )
-        self.deliver(plan.worker, assign)
+        deliver = self.deliver_filled if known.spec.takes_results else self.deliver
+        deliver(plan.worker, assign)
         yield Placed(key)
         waited_s = self.now() - known.created_s
         asyncio.get_running_loop().call_soon(self._record, plan, waited_s, answer.correlation)

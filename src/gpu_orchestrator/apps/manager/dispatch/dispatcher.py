@@ -22,6 +22,7 @@ from gpu_orchestrator.adapters.store.records import (
     AssignResult,
     Ended,
     Gone,
+    Linked,
     Moved,
     NewsItem,
     NewTask,
@@ -87,6 +88,8 @@ class DispatcherDeps:
     ended: Callable[[str], None] = lambda _: None
     most_active: Callable[[], int | None] = lambda: None
     """How many attempts may be active now, because their results need room; None for any number."""
+    deliver_filled: Deliver = lambda _worker, _assign: None
+    """As `deliver`, for a task whose parameters take results of others."""
 
 
 @dataclass(slots=True)
@@ -95,6 +98,8 @@ class Dispatcher:
     workers: dict[str, WorkerState] = field(default_factory=dict)
     tasks: TaskTable = field(default_factory=TaskTable)
     invalidate: Callable[[], None] = lambda: None
+    linked: Callable[[], None] = lambda: None
+    """Called when there are links between tasks to be seen to."""
     _limits: dict[str, int | None] = field(default_factory=dict)
     _events: list[events.Event] = field(default_factory=list)
     _delayed: list[tuple[float, str, int]] = field(default_factory=list)
@@ -109,7 +114,9 @@ class Dispatcher:
 
     def __post_init__(self) -> None:
         deps = self.deps
-        self._assigner = Assigner(self.tasks, deps.memory, deps.metrics, deps.deliver, deps.now)
+        self._assigner = Assigner(
+            self.tasks, deps.memory, deps.metrics, deps.deliver, deps.now, deps.deliver_filled
+        )
         self.engine = Engine(
             self.deps.registry.policy_of,
             Random(),  # noqa: S311 - settles ties
@@ -181,6 +188,8 @@ class Dispatcher:
                     self._forget(name)
                 case Worker(name=name, row=flat):
                     self._worker_changed(name, row_of(flat))
+                case Linked():
+                    self.linked()
                 case Resync():
                     self.invalidate()
         self._schedule_pass()
@@ -222,7 +231,7 @@ class Dispatcher:
         """Return placements for the new tasks that fit now."""
         now = self.deps.now()
         for each in new:
-            if each.not_before_ms:
+            if each.not_before_ms or each.needs:
                 continue  # the store tells when it may begin
             spec, shape = spec_and_shape(each.spec)
             self._update_limit(spec.tenant)

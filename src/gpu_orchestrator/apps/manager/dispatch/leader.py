@@ -148,13 +148,18 @@ class Leader:
         return None
 
     async def _begin_and_expire(self) -> None:
-        """Queue the tasks whose time has come, and end those that expired."""
+        """Queue the tasks whose time or turn has come; end those that expired or whose dependency
+        failed."""
         ended, more = await self._maintenance.due()
         for name in ended:
             self.deps.ended(name)
             self.deps.metrics.ended("failed", 0.0)
         self.deps.metrics.tasks_expired.inc(len(ended))
-        if more:
+        cancelled, more_links = await self._maintenance.links()
+        for name in cancelled:
+            self.deps.ended(name)
+            self.deps.metrics.ended("cancelled", 0.0)
+        if more or more_links:
             self._wake.set()
 
     async def _begin_term(self, leading: ElectionResult) -> None:
@@ -188,7 +193,7 @@ class Leader:
         workers = await rows.load(self.store, snapshot.workers)
         if await self._disconnect_orphans(leading, workers):
             workers = await rows.load(self.store, snapshot.workers)
-        dispatcher = Dispatcher(self.deps, invalidate=self._invalidate)
+        dispatcher = Dispatcher(self.deps, invalidate=self._invalidate, linked=self.wake)
         async with contextlib.aclosing(self.store.snapshots.pages(snapshot)) as pages:
             with _without_collections():
                 await dispatcher.load(pages, workers)

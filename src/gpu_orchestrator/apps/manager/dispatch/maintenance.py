@@ -55,6 +55,17 @@ class Maintenance:
                 return ended, False
         return ended, True
 
+    async def links(self) -> tuple[list[str], bool]:
+        """See to the links between tasks. Return the ids of those that were cancelled, and whether more is to
+        be done in the next round."""
+        cancelled: list[str] = []
+        for _ in range(DUE_ROUNDS):
+            found = await self.store.tasks.see_to_links()
+            cancelled += found.cancelled
+            if not found.more:
+                return cancelled, False
+        return cancelled, True
+
     async def _done(self, job: str, work: Awaitable[bool]) -> bool | None:
         """Return what the job returns, None if it failed."""
         try:

@@ -33,6 +33,8 @@ from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.access.limits import UNLIMITED, Allowance
 from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import plain_shape
+from gpu_orchestrator.apps.manager.http import dependencies
+from gpu_orchestrator.apps.manager.http.dependencies import LINK_BYTES
 from gpu_orchestrator.apps.manager.http.task_wishes import pool_allowed, pool_of, times_of
 from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.core.answer import Refusal
@@ -54,7 +56,7 @@ async def accept(
     manager: Manager, requests: Sequence[task_schema.TaskRequest], key: Key, correlation: str
 ) -> list[Accepted]:
     """Store all of these tasks, or store none and raise the error that says why."""
-    specs = [_spec(manager, each, key) for each in requests]
+    specs = [_spec(manager, each, key, number) for number, each in enumerate(requests)]
     if len(specs) == 1:
         await _check(manager, 0, specs[0], plain_shape(specs[0]))
     else:
@@ -66,6 +68,7 @@ async def accept(
     ]
     if len(new) > 1:  # the store checks a single task when it submits it
         await _check_idempotency_keys(manager, requests, new)
+    await dependencies.check(manager, requests, key.owner)
     may = manager.quotas.of_key(key)
     answers = await _submit(manager, new, key, may)
     taken = [each for each in answers if isinstance(each, Accepted)]
@@ -126,7 +129,9 @@ async def _outside_pools(manager: Manager, names: Sequence[str], key: Key) -> di
 
 async def _submit(manager: Manager, new: Sequence[NewTask], key: Key, may: Allowance) -> Sequence[Submitted]:
     """Submit the tasks. Only new tasks take room: a flood of refused or known ones leaves room for others."""
-    sizes = [ROW_BYTES + len(each.params) + len(each.spec) for each in new]
+    sizes = [
+        ROW_BYTES + len(each.params) + len(each.spec) + LINK_BYTES * each.needs.count(" ") for each in new
+    ]
     _check_room(manager, sum(sizes), key)
     answers: Sequence[Submitted] = ()
     try:
@@ -195,7 +200,7 @@ def no_room(
     )
 
 
-def _spec(manager: Manager, request: task_schema.TaskRequest, key: Key) -> TaskSpec:
+def _spec(manager: Manager, request: task_schema.TaskRequest, key: Key, number: int = 0) -> TaskSpec:
     settings, wanted = manager.settings, request.resources
     timeout_s = request.timeout or settings.task_timeout
     try:
@@ -224,6 +229,7 @@ def _spec(manager: Manager, request: task_schema.TaskRequest, key: Key) -> TaskS
         pool=pool_of(wanted.pool, key),
         not_before=request.not_before,
         expires=request.expires,
+        takes_results=dependencies.takes_results(request, number),
     )
 
 
@@ -380,4 +386,5 @@ def _new(manager: Manager, request: task_schema.TaskRequest, spec: TaskSpec, sen
         task.level(spec.priority),
         *times_of(request, sender.now_s),
         lost_workers=request.max_lost_workers or settings.max_lost_workers,
+        needs=dependencies.needs_of(request),
     )

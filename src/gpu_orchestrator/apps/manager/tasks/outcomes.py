@@ -6,6 +6,7 @@ tasks cost less. What an attempt printed is written before its outcome: after th
 """
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,6 +28,7 @@ from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.apps.manager.tasks.batching import BatchQueue
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters
+from gpu_orchestrator.apps.manager.tasks.inputs import Inputs
 from gpu_orchestrator.apps.manager.tasks.results import Results
 from gpu_orchestrator.apps.manager.tasks.task_logs import TaskLogs
 from gpu_orchestrator.engine import backoff
@@ -63,7 +65,7 @@ class Outcomes:
         self, store: Store, metrics: Metrics, waiters: CompletionWaiters, logs: TaskLogs, results: Results
     ) -> None:
         self._store, self._metrics, self._waiters, self._logs = store, metrics, waiters, logs
-        self._results = results
+        self._results, self._inputs = results, Inputs(store.tasks, results)
         self._finish: BatchQueue[_Report] = BatchQueue(self._store_outcomes, most=MOST, at_once=AT_ONCE)
         self._notes: dict[tuple[str, int], Note] = {}
         self._started_at: dict[tuple[str, int], float] = {}
@@ -95,7 +97,29 @@ class Outcomes:
     def logged(self, by: Renewal, log: session.Log) -> None:
         self._logs.add(LogPiece(log.task, log.attempt, by.name, by.epoch, log.at, log.text))
 
-    async def assigns(self, missing: Sequence[Active]) -> list[session.Assign]:
+    def send_filled(
+        self, by: Renewal, assign: session.Assign, send: Callable[[session.Assign], None]
+    ) -> None:
+        """Put the results of other tasks into the parameters, and send the task to its worker. If the store
+        does not answer, the worker's next renewal does it."""
+        self._writing.start(self._send_filled(by, assign, send))
+
+    async def _send_filled(
+        self, by: Renewal, assign: session.Assign, send: Callable[[session.Assign], None]
+    ) -> None:
+        with contextlib.suppress(Unreachable):
+            if (filled := await self._filled(by, assign)) is not None:
+                send(filled)
+
+    async def _filled(self, by: Renewal, assign: session.Assign) -> session.Assign | None:
+        """Return the assignment with its results; None if the attempt has failed without them."""
+        filled = await self._inputs.filled(assign)
+        if isinstance(filled, session.Assign):
+            return filled
+        self.record(by, filled, 0.0, lambda _: None)
+        return None
+
+    async def assigns(self, by: Renewal, missing: Sequence[Active]) -> list[session.Assign]:
         """Read from the store the assignments of attempts that a worker should have."""
         if not missing:
             return []
@@ -105,7 +129,11 @@ class Outcomes:
             if row and row["attempt"] == str(each.attempt) and row["state"] in task.ACTIVE:
                 spec, grant = task.decode(row["spec"]), rows.read_grant(row["place"])
                 params, correlation = row["params"], row["correlation"]
-                found.append(rows.message_of(each.id, each.attempt, spec, grant, params, correlation))
+                assign = rows.message_of(each.id, each.attempt, spec, grant, params, correlation)
+                if spec.takes_results:
+                    found += [filled] if (filled := await self._filled(by, assign)) else []
+                else:
+                    found.append(assign)
         return found
 
     async def close(self) -> None:

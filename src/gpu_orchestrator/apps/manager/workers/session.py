@@ -237,7 +237,7 @@ class Session:
                 self.cancel(each.id, each.attempt)
         missing = [each for each in renewed.active if (each.id, each.attempt) not in self.assigned_at]
         for first in range(0, len(missing), READ_AT_ONCE):
-            for assign in await self.outcomes.assigns(missing[first : first + READ_AT_ONCE]):
+            for assign in await self.outcomes.assigns(self.identity, missing[first : first + READ_AT_ONCE]):
                 if (assign.task, assign.attempt) not in self.assigned_at:
                     self.send(assign)
 

@@ -18,6 +18,9 @@
 --   logs         zset    ids by last write   logs:sizes  hash   id -> bytes, '' -> bytes of all logs
 --   logs:of      hash    id -> owner         logs:of:<owner>  zset  as logs      logs:owners  zset  owner -> bytes
 --                        A log that was dropped leaves the start of its last entry in its task's row, as `log`
+--   after:<id>   set     tasks that wait for it and were not told that it ended
+--   pins:<id>    set     tasks that need its row: they name it as a dependency and have not ended
+--   links        zset    tasks with dependencies or dependents that are new or have ended, until that was seen to -> since
 --   due:not-before, due:expires  zset  scheduled tasks by when they may begin, tasks by when they expire if they wait then
 --   audit:changes, audit:traffic  streams    audit:number       of the last entry
 --   ended        zset    '<id> <state> <owner>' of an ended task -> when its row expires
@@ -33,7 +36,7 @@ local ARG = cmsgpack.unpack(ARGV[1])
 local clock = redis.call('TIME')
 local NOW = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local NEWS = {}
-local LEVELS, USED, COUNTS = {}, {}, {}
+local LEVELS, USED, COUNTS, HAS_LINKS = {}, {}, {}, false
 local DEAD_KEPT = 4 -- dead tasks stay this many times as long as other ended tasks
 local NEWS_MAX = 100000
 
@@ -347,7 +350,7 @@ end
 
 -- The columns of the row of an ended task that are shown: all but its parameters, which may be large.
 local SHOWN = {'spec', 'state', 'attempt', 'worker', 'created', 'started', 'finished', 'progress', 'result', 'error',
-  'reason', 'deaths', 'correlation', 'callback', 'place', 'tenant', 'result_at', 'not_before', 'expires'}
+  'reason', 'deaths', 'correlation', 'callback', 'place', 'tenant', 'result_at', 'not_before', 'expires', 'needs', 'open'}
 local function shown(key)
   local row, size = {}, 0
   for at, value in ipairs(redis.call('HMGET', key, unpack(SHOWN))) do
@@ -417,17 +420,46 @@ local function emit_end(id, to, tenant, worker, attempt, started, failure)
   emit_task(ENDS[to], id, tenant, worker, attempt, more)
 end
 
+-- A task with dependencies has `needs`: what to do when one of them fails, then their ids, as in 'cancel id id'. `open`
+-- counts those that it has not heard of. Its row and theirs have `linked`. What follows from that, when it is new and when
+-- one of them ends, is done by `links`, which the leader calls at once, a part at a time: they may be thousands.
+local function see_to_links(id)
+  if not HAS_LINKS then tell({'Linked'}) end
+  HAS_LINKS = true
+  redis.call('ZADD', P .. 'links', NOW, id)
+end
+
+-- Keep the row of a dependency as long as this task needs it.
+local function pin(other, id)
+  local key = P .. 't:' .. other
+  redis.call('SADD', P .. 'pins:' .. other, id)
+  if redis.call('EXISTS', key) == 1 then
+    redis.call('HSET', key, 'linked', '1')
+    redis.call('PERSIST', key)
+    redis.call('PERSIST', P .. 'log:' .. other)
+  end
+end
+
+-- Let the row of an ended task expire, with its log.
+local function let_expire(id, state, tenant, kept_ms)
+  redis.call('PEXPIRE', P .. 't:' .. id, kept_ms)
+  redis.call('PEXPIRE', P .. 'log:' .. id, kept_ms)
+  redis.call('ZADD', P .. 'ended', NOW + kept_ms, ended_entry(id, state, tenant))
+end
+
 -- `finish`, `requeue` and `died` return the task's new state, and `finish` how many ms the task is kept. `known` has the
 -- columns of the row that `finish` needs, if the caller has read them.
 local function finish(id, from, to, fields, keep_ms, known)
   local key = P .. 't:' .. id
   redis.call('HSET', key, 'state', to, 'finished', text(NOW), 'cancel', '0', unpack(fields))
-  local created, tenant, worker, attempt, started, failure, level, spec = unpack(known or
-    redis.call('HMGET', key, 'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'spec'), 1, 8)
+  local created, tenant, worker, attempt, started, failure, level, spec, linked = unpack(known or redis.call('HMGET', key,
+    'created', 'tenant', 'worker', 'attempt', 'started', 'error', 'level', 'spec', 'linked'), 1, 9)
   local kept_ms = kept_for(to, spec, keep_ms)
-  redis.call('PEXPIRE', key, kept_ms)
-  redis.call('PEXPIRE', P .. 'log:' .. id, kept_ms)
-  redis.call('ZADD', P .. 'ended', NOW + kept_ms, ended_entry(id, to, tenant))
+  if linked then
+    see_to_links(id)
+  else
+    let_expire(id, to, tenant, kept_ms)
+  end
   if from == 'queued' then waits(level, -1) end
   if from == 'scheduled' then redis.call('ZREM', P .. 'due:not-before', id) end
   if string.find(spec, '"expires"', 1, true) then redis.call('ZREM', P .. 'due:expires', id) end

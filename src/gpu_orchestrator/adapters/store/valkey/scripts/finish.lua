@@ -7,7 +7,7 @@
 local fence, keep_ms, outcomes = ARG[1], ARG[2], ARG[3]
 -- The other columns of a task's row here; the first are STATE, ATTEMPT, WORKER and EPOCH.
 local TRIES, RETRIES, CANCEL, STARTED, TENANT, MILLI, ASSIGNED, CREATED, LEVEL, SPEC = 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
-local PLACE = 15
+local PLACE, LINKED = 15, 16
 local day = text(math.floor(NOW / 86400000))
 local told, finals, went = {}, {}, {}
 
@@ -96,7 +96,8 @@ local function completed(id, task, payload, result_at, started)
     fields[#fields + 1], fields[#fields + 2] = 'result_at', result_at
   end
   local state, kept_ms = finish(id, task[STATE], 'completed', fields, keep_ms,
-    {task[CREATED], task[TENANT], task[WORKER], task[ATTEMPT], started, '', task[LEVEL], task[SPEC]})
+    {task[CREATED], task[TENANT], task[WORKER], task[ATTEMPT], started, '', task[LEVEL], task[SPEC],
+      task[LINKED]})
   if result_at ~= '' then add_result(result_at, NOW + kept_ms) end
   local key = P .. 't:' .. id
   if redis.call('HSTRLEN', key, 'params') > LARGE_PARAMS then redis.call('HDEL', key, 'params') end
@@ -129,7 +130,7 @@ for number, each in ipairs(outcomes) do
   local id, attempt, worker, epoch, _, _, _, _, _, wanted, line = unpack(each, 1, 11)
   local key = P .. 't:' .. id
   local task = redis.call('HMGET', key, 'state', 'attempt', 'worker', 'epoch', 'tries', 'retries', 'cancel', 'started',
-    'tenant', 'milli', 'assigned', 'created', 'level', 'spec', 'place')
+    'tenant', 'milli', 'assigned', 'created', 'level', 'spec', 'place', 'linked')
   if not holds(task, attempt, worker, epoch) then
     count('late')
     told[number] = {0, task[STATE] or 'gone', {}}

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Forget ended tasks before their time, because there are too many or they are too large: the oldest completed ones
--- first, then cancelled, failed and dead ones. Tasks whose callback is due are left.
+-- first, then cancelled, failed and dead ones. Tasks whose callback is due are left, and those that others need.
 -- Arguments: why, most tasks to forget, bytes of the store to free, bytes of results elsewhere to free (0 for none),
 --   how long ago a task must have ended, in ms: a client may be about to read it; how many tasks to skip, which earlier
 --   calls left
@@ -13,9 +13,10 @@ local tasks, freed, results, left = 0, 0, 0, 0
 
 local function forget(id)
   local key = P .. 't:' .. id
-  local state, owner, worker, at, finished = unpack(
-    redis.call('HMGET', key, 'state', 'tenant', 'worker', 'result_at', 'finished'), 1, 5)
-  if not ENDS[state or ''] or redis.call('ZSCORE', P .. 'callbacks', id) or tonumber(finished or 0) > before then
+  local state, owner, worker, at, finished, linked = unpack(
+    redis.call('HMGET', key, 'state', 'tenant', 'worker', 'result_at', 'finished', 'linked'), 1, 6)
+  if not ENDS[state or ''] or redis.call('ZSCORE', P .. 'callbacks', id) or tonumber(finished or 0) > before
+    or (linked and redis.call('PTTL', key) == -1) then
     left = left + 1
     return
   end

@@ -5,12 +5,18 @@
 local tasks = 0
 for _, id in ipairs(ARG[1]) do
   local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'created', 'tenant', 'worker', 'level',
-    'not_before', 'expires', 'result_at')
+    'not_before', 'expires', 'result_at', 'open', 'linked')
+  local open, linked = row[9], row[10]
   if row[1] then
     enlist(id, row[1], row[2], row[3])
     if active(row[1]) then redis.call('SADD', P .. 'on:' .. row[4], id) end
     if row[1] == 'queued' then waits(row[5], 1) end
-    if row[1] == 'scheduled' then redis.call('ZADD', P .. 'due:not-before', row[6], id) end
+    if row[1] == 'scheduled' and (not open or open == '0') then
+      redis.call('ZADD', P .. 'due:not-before', row[6], id)
+    elseif row[1] == 'scheduled' then
+      redis.call('HSET', P .. 't:' .. id, 'open', '-1')
+    end
+    if linked then see_to_links(id) end
     if row[7] and (row[1] == 'queued' or row[1] == 'scheduled' or active(row[1])) then
       redis.call('ZADD', P .. 'due:expires', row[7], id)
     end

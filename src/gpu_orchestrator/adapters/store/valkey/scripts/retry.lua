@@ -1,5 +1,5 @@
 -- Queue tasks again that ended without a result, with all their retries, if there is room for them. They may begin at
--- once, and do not expire.
+-- once, but for dependencies that have not ended (because they were retried first), and do not expire.
 -- Arguments: fence, owner whose tasks may be retried or '' for all, ids, unit as in `submit`
 -- Answers per id {state before or '' if unknown, 0, or the code -2 | -3 | -4 of `submit` if it was not queued, ms until
 --   the next day}; only failed, dead and cancelled tasks are queued
@@ -14,10 +14,18 @@ local function verdict(tenant, level)
   return unit[3] > 0 and waiting >= unit[3] and -3 or 0
 end
 
+local function waits_again(needs)
+  for other in string.gmatch(needs, ' (%S+)') do
+    local state = redis.call('HGET', P .. 't:' .. other, 'state')
+    if state and not ENDS[state] then return true end
+  end
+  return false
+end
+
 local before = {}
 for number, id in ipairs(ids) do
   local key = P .. 't:' .. id
-  local row = redis.call('HMGET', key, 'state', 'tenant', 'level')
+  local row = redis.call('HMGET', key, 'state', 'tenant', 'level', 'needs', 'created')
   local state, refused = may_touch(owner, row[2]) and row[1], 0
   if state == 'failed' or state == 'dead' or state == 'cancelled' then
     refused = verdict(row[2] or '', row[3])
@@ -27,7 +35,14 @@ for number, id in ipairs(ids) do
       redis.call('PERSIST', P .. 'log:' .. id)
       redis.call('HDEL', key, 'finished', 'progress', 'callback', 'callback_tries', 'not_before', 'expires')
       redis.call('ZREM', P .. 'callbacks', id)
-      requeue(id, state, 0, {'tries', '0', 'deaths', '', 'cancel', '0', 'error', '', 'reason', 'retried by hand'})
+      local fields = {'tries', '0', 'deaths', '', 'cancel', '0', 'error', '', 'reason', 'retried by hand'}
+      if row[4] and waits_again(row[4]) then
+        redis.call('HSET', key, 'state', 'scheduled', 'open', '-1', 'worker', '', unpack(fields))
+        move(id, state, 'scheduled', row[5], row[2])
+      else
+        requeue(id, state, 0, fields)
+      end
+      if row[4] then see_to_links(id) end
     end
   end
   before[number] = {state or '', refused, 86400000 - NOW % 86400000}

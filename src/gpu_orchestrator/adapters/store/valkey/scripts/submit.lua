@@ -3,7 +3,7 @@
 -- tasks already passes their assignments, so that they are queued and assigned in one write.
 -- Arguments: fence, remember_ms, known (1: the leader's dispatcher calls and knows these tasks),
 --   tasks {id, spec, params, retries, idempotency key or '', correlation id, tenant, level of priority, not before,
---   expires (both ms; negative: this many ms from now; 0: none), workers that it may lose},
+--   expires (both ms; negative: this many ms from now; 0: none), workers that it may lose, `needs` or ''},
 --   assignments of some of these tasks,
 --   units {owner, most that may wait of it, most that may wait at each level, its GPU ms of a day, {tasks by level}}:
 --   one request, accepted whole or not at all; a limit of 0 means unlimited; further parts of it have no limits,
@@ -13,10 +13,14 @@
 --   up, and created is ms until the next day}, per assignment {params, correlation id} or {reason for the refusal}}
 local fence, remember_ms, tasks, assignments, units, unit_of = ARG[1], ARG[2], ARG[4], ARG[5], ARG[6], ARG[7]
 -- Columns of a task, and of a unit.
-local ID, SPEC, PARAMS, IDEMPOTENCY, LEVEL, NOT_BEFORE, EXPIRES, LOST = 1, 2, 3, 5, 8, 9, 10, 11
+local ID, SPEC, PARAMS, IDEMPOTENCY, LEVEL, NOT_BEFORE, EXPIRES, LOST, NEEDS = 1, 2, 3, 5, 8, 9, 10, 11, 12
 local OWNER, MOST_WAITING, MOST_AT_LEVEL, MOST_GPU_MS, WANTED = 1, 2, 3, 4, 5
 local led = leads(fence)
 local known_to_leader = led and ARG[3] == 1
+
+for _, task in ipairs(tasks) do
+  if task[NEEDS] == '' then task[NEEDS] = nil end
+end
 
 local function moment(ms) return ms and ms < 0 and NOW - ms or ms or 0 end
 
@@ -25,15 +29,16 @@ local rows, known, later_of = {}, {}, {}
 for number, task in ipairs(tasks) do
   local found = task[IDEMPOTENCY] ~= '' and redis.call('GET', P .. 'idem:' .. task[IDEMPOTENCY])
   local created, spec, state, worker
+  local needs
   if found then
-    created, spec, state, worker = unpack(
-      redis.call('HMGET', P .. 't:' .. found, 'created', 'spec', 'state', 'worker'), 1, 4)
+    created, spec, state, worker, needs = unpack(
+      redis.call('HMGET', P .. 't:' .. found, 'created', 'spec', 'state', 'worker', 'needs'), 1, 5)
   end
   local unit = unit_of[number] or 0
-  if not created and unit > 0 and moment(task[NOT_BEFORE]) > NOW then add(later_of, unit, 1) end
+  if not created and unit > 0 and (task[NEEDS] or moment(task[NOT_BEFORE]) > NOW) then add(later_of, unit, 1) end
   if created then
     rows[number] = {id = found, created = created, state = state, worker = worker or '',
-      same = spec == task[SPEC] and same_params(P .. 't:' .. found, task[PARAMS])}
+      same = spec == task[SPEC] and (needs or nil) == task[NEEDS] and same_params(P .. 't:' .. found, task[PARAMS])}
     if unit > 0 then add(units[unit][WANTED], task[LEVEL] + 1, -1) end
   end
 end
@@ -88,7 +93,7 @@ local function keep_wishes(id, task)
   if begins > 0 then redis.call('HSET', P .. 't:' .. id, 'not_before', text(begins)) end
   if begins > NOW then
     redis.call('HSET', P .. 't:' .. id, 'after', text(begins))
-    redis.call('ZADD', P .. 'due:not-before', begins, id)
+    if not task[NEEDS] then redis.call('ZADD', P .. 'due:not-before', begins, id) end
   end
   if ends > 0 then
     redis.call('HSET', P .. 't:' .. id, 'expires', text(ends))
@@ -99,7 +104,7 @@ local function keep_wishes(id, task)
 end
 
 -- Write a new task's row; assign it to its worker at once if the worker has not changed since the leader decided. Returns
--- when it may begin.
+-- when it may begin, and its state.
 local function take(task)
   local id, spec, params, retries, idem, correlation, tenant, level = unpack(task, 1, 8)
   local number = goes[id]
@@ -108,7 +113,7 @@ local function take(task)
   if each then worker, epoch = each[3], each[4] end
   local is_given = each and epoch_of(worker) == text(epoch)
   local begins = keep_wishes(id, task)
-  local state = is_given and 'assigned' or begins > NOW and 'scheduled' or 'queued'
+  local state = is_given and 'assigned' or (begins > NOW or task[NEEDS]) and 'scheduled' or 'queued'
   redis.call('HSET', P .. 't:' .. id, 'spec', spec, 'params', params, 'tries', '0', 'retries', text(retries),
     'created', text(NOW), 'correlation', correlation, 'tenant', tenant, 'level', text(level),
     unpack(is_given and given_fields(each) or {'state', state, 'attempt', '0'}))
@@ -118,7 +123,11 @@ local function take(task)
   enlist(id, state, NOW, tenant)
   if is_given then give(id, worker) elseif state == 'queued' then waits(text(level), 1) end
   if each then given[number] = is_given and {params, correlation} or {'worker moved on'} end
-  return begins
+  if task[NEEDS] then
+    redis.call('HSET', P .. 't:' .. id, 'needs', task[NEEDS], 'open', '-1', 'linked', '1')
+    see_to_links(id)
+  end
+  return begins, state
 end
 
 local taken, fresh = {}, 0
@@ -127,22 +136,22 @@ for number, task in ipairs(tasks) do
   local said = row == nil and verdicts[unit_of[number] or 0] or 1
   if row == nil and idem ~= '' and known[idem] then
     row = known[idem]
-    row.same = row.spec == task[SPEC] and row.params == task[PARAMS]
+    row.same = row.spec == task[SPEC] and row.params == task[PARAMS] and row.needs == task[NEEDS]
   end
   if said < 0 then
     taken[number] = {'', said == -4 and 86400000 - NOW % 86400000 or 0, said}
   elseif row then
     taken[number] = {row.id, tonumber(row.created), row.same and 0 or -1, row.state or 'queued', row.worker or ''}
   else
-    local begins = take(task)
+    local begins, state = take(task)
     if idem ~= '' then
       redis.call('SET', P .. 'idem:' .. idem, id, 'PX', remember_ms)
-      known[idem] = {id = id, created = NOW, spec = task[SPEC], params = task[PARAMS],
-        state = begins > NOW and 'scheduled' or 'queued'}
+      known[idem] = {id = id, created = NOW, spec = task[SPEC], params = task[PARAMS], needs = task[NEEDS],
+        state = state == 'scheduled' and state or 'queued'}
     end
-    -- The leader's dispatcher leaves tasks that name a time to the store.
-    if begins <= NOW and (begins > 0 or not known_to_leader) then tell_queued(id, task[SPEC], 0, 0, NOW, '') end
-    taken[number] = {id, NOW, 1, begins > NOW and 'scheduled' or 'queued', ''}
+    -- The leader's dispatcher leaves tasks that name a time or other tasks to the store.
+    if state ~= 'scheduled' and (begins > 0 or not known_to_leader) then tell_queued(id, task[SPEC], 0, 0, NOW, '') end
+    taken[number] = {id, NOW, 1, state == 'scheduled' and state or 'queued', ''}
     fresh = fresh + 1
   end
 end

@@ -32,7 +32,7 @@ local function forget(place)
       local key = P .. 't:' .. id
       if redis.call('EXISTS', key) == 0 then
         gone = gone + redis.call('ZREM', place .. state, id)
-      elseif state == 'dead' then
+      elseif state == 'dead' and redis.call('HEXISTS', key, 'linked') == 0 then
         redis.call('PEXPIRE', key, keep_ms * kept, 'NX') -- older versions kept these forever
       end
     end

@@ -38,6 +38,7 @@ router = APIRouter(tags=["tasks"])
 MAX_WAIT_S = 600.0
 WAIT = {"name": "wait", "in": "query", "schema": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S}}
 SHORT_QUERY = 40
+MOST_NAMED = 5
 MOST_BYTES = 16 << 20
 """Of the rows of a page: labels and errors of a thousand tasks can be large."""
 IDEMPOTENCY_KEY = b"idempotency-key"
@@ -203,7 +204,7 @@ async def explain_task(request: Request, task_id: str) -> Response:
     explanation = task_schema.Explanation(
         task_id=task_id,
         status=row["state"],
-        reason=refused or views.waits_until(row) or row.get("reason", ""),
+        reason=refused or await _waits_for(manager, row) or row.get("reason", ""),
         policy=policy.strategy.name,
         would_go_to=goes_to,
         reasons=explain.score_reasons(wanted.shape, cluster, policy, goes_to) if goes_to else [],
@@ -214,6 +215,18 @@ async def explain_task(request: Request, task_id: str) -> Response:
         last_devices=views.devices(row),
     )
     return json_response(explanation)
+
+
+async def _waits_for(manager: Manager, row: Row) -> str:
+    """Return what a scheduled task waits for, with the first of its dependencies that have not ended."""
+    words = views.waits_for(row)
+    if not views.open_of(row):
+        return words
+    names = views.dependencies_of(row)
+    found = zip(names, await manager.store.tasks.dependencies(names), strict=True)
+    left = [f"{name} ({each.state})" for name, each in found if each.state not in task.FINAL]
+    more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
+    return f"{words}: {', '.join(left[:MOST_NAMED])}{more}" if left else words
 
 
 def _wait_s(query: bytes) -> float:
