@@ -1,4 +1,4 @@
-"""Command line of the toolbox and the cluster: `python -m controlplane build` and `… up`, called by make."""
+"""Command line of the toolbox and the cluster, for make: `python -m controlplane build`, `run`, `up`."""
 
 import argparse
 import os
@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from controlplane import nodes, toolbox
 from controlplane.cluster import OPTIONAL, Cluster
@@ -19,6 +20,8 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         if options.command == "build":
             build(options.tools, options.kubernetes)
+        elif options.command == "run":
+            run(options.tool, options.words)
         else:
             up(options.nodes, options.gpus)
     except ControlPlaneError as error:
@@ -37,6 +40,9 @@ def _parser() -> argparse.ArgumentParser:
         "tools", nargs="*", help="which (default: those a cluster needs, and a real node if one can run here)"
     )
     tools.add_argument("--kubernetes", metavar="1.35", help="of an older Kubernetes (default: the newest)")
+    command = commands.add_parser("run", help="run one of the binaries, such as kubectl or helm")
+    command.add_argument("tool")
+    command.add_argument("words", nargs=argparse.REMAINDER, help="what it is given")
     cluster = commands.add_parser("up", help="run a cluster until Ctrl-C")
     cluster.add_argument("--nodes", type=_count, default=8)
     cluster.add_argument("--gpus", type=_count, default=8)
@@ -57,6 +63,12 @@ def build(tools: Sequence[str], kubernetes: str | None = None) -> None:
         runc.get(chosen.cache)
     folder = os.path.commonpath([path.parent for path in found.values()])
     print(f"{len(found)} binaries of the control plane are ready in {folder}")
+
+
+def run(tool: str, words: Sequence[str]) -> NoReturn:
+    """Become this tool, after building it if it is missing."""
+    path = toolbox.Toolbox().get(tool)[tool]
+    os.execv(path, [str(path), *words])  # noqa: S606 - a program of ours, and no shell
 
 
 def up(count: int, gpus: int) -> None:

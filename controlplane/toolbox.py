@@ -61,6 +61,19 @@ def _kubernetes_version_flags(family: str) -> str:
     return f"-s -w {prefix}.gitVersion={pin} {prefix}.gitMajor={major} {prefix}.gitMinor={minor}"
 
 
+def _helm_version_flags() -> str:
+    # Without them `helm template` and `helm lint` take the cluster for Kubernetes 1.20.
+    module = HERE / "modules" / "helm" / "go.mod"
+    minor = golang.pinned_version(module, "k8s.io/client-go").split(".")[1]
+    flags = [
+        f"-X helm.sh/helm/v3/internal/version.version={golang.pinned_version(module, 'helm.sh/helm/v3')}"
+    ]
+    for package in ("chartutil", "lint/rules"):
+        prefix = f"-X helm.sh/helm/v3/pkg/{package}.k8sVersion"
+        flags += [f"{prefix}Major=1", f"{prefix}Minor={minor}"]
+    return " ".join(["-s -w", *flags])
+
+
 NEWEST = "kubernetes"
 """The family that everything runs on; older ones are `kubernetes-1.35` and so on."""
 
@@ -87,7 +100,7 @@ def families(kubernetes_family: str = NEWEST) -> dict[str, Family]:
         kubernetes_family: Family(kubernetes, ldflags=_kubernetes_version_flags(kubernetes_family)),
         "etcd": Family({"etcd": Tool("go.etcd.io/etcd/server/v3", 45)}),
         "kwok": Family({"kwok": Tool("sigs.k8s.io/kwok/cmd/kwok", 60)}),
-        "helm": Family({"helm": Tool("helm.sh/helm/v3/cmd/helm", 60)}),
+        "helm": Family({"helm": Tool("helm.sh/helm/v3/cmd/helm", 90)}, ldflags=_helm_version_flags()),
         "containerd": Family(_CONTAINERD, tags="no_btrfs"),  # which would need a C compiler
         "cni": Family(_CNI),
         "node-tools": Family({"node-tools": Tool("gpu-orchestrator/controlplane/node-tools", 5)}),
@@ -104,7 +117,7 @@ _CNI = {
 }
 
 # What the tests and the local cluster need; the rest is built when requested by name.
-USUAL = ("etcd", "kube-apiserver", "kubectl", "kube-controller-manager", "kube-scheduler", "kwok")
+USUAL = ("etcd", "kube-apiserver", "kubectl", "kube-controller-manager", "kube-scheduler", "kwok", "helm")
 # What a real node needs besides (see realnode/).
 NODE = ("kubelet", *_CONTAINERD, *_CNI, "node-tools")
 
