@@ -38,6 +38,20 @@ demo: $(VENV)/ready tools ## Operator and gpu-scheduler in a local cluster of 20
 cluster: $(VENV)/ready ## A real local Kubernetes with GPU nodes [NODES=8 GPUS=8] (Ctrl-C ends it)
 	@$(BIN)/python -m controlplane up --nodes $(NODES) --gpus $(GPUS)
 
+##@ Install it into the cluster of kubectl's current context
+.PHONY: install uninstall deploy undeploy
+install: ## Only the custom resources
+	@scripts/definitions.sh install
+
+uninstall: ## Remove the custom resources, if nothing of theirs is there
+	@scripts/definitions.sh uninstall
+
+deploy: ## Everything: operator, gpu-scheduler, webhook, policies, agent [IMG=registry/gpu-orchestrator:1 ARGS=--no-wait]
+	@scripts/deploy.sh $(if $(IMG),--image $(IMG)) $(ARGS)
+
+undeploy: ## Remove it; claims, workloads and their custom resources stay [ARGS=--all]
+	@scripts/uninstall.sh --scheduler $(ARGS)
+
 ##@ Prove it
 .PHONY: check test-fast test test-pythons accept
 lint = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports --no-logo
@@ -118,7 +132,7 @@ bench-webhook: $(VENV)/ready tools ## The webhook over TLS at 200 reviews/s: p99
 	@$(BIN)/python -m benchmarks.webhook $(ARGS)
 
 ##@ Work on it
-.PHONY: fmt crds policies api-docs client-docs monitoring docs docs-serve screens tools lock clean help
+.PHONY: fmt crds policies api-docs client-docs monitoring charts manifests chart docs docs-serve screens tools lock clean help
 fmt: $(VENV)/ready ## Format, and fix what can be fixed automatically
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
@@ -137,6 +151,15 @@ client-docs: $(VENV)/ready ## Write the reference of the Python client from its 
 monitoring: $(VENV)/ready ## Write config/monitoring: alerts and dashboards from the metrics in the code
 	@$(BIN)/python -m scripts.monitoring config/monitoring
 
+charts: $(VENV)/ready ## Write charts/gpu-scheduler from config and its values: templates, schema, table of values
+	@$(BIN)/python -m scripts.chart config charts/gpu-scheduler
+
+manifests: crds policies monitoring charts ## Write all manifests that are made from the code
+
+chart: charts ## Check the Helm chart and pack it into dist/
+	@$(BIN)/python -m controlplane run helm lint --strict --namespace gpu-orchestrator-system charts/gpu-scheduler
+	@$(BIN)/python -m controlplane run helm package charts/gpu-scheduler --destination dist
+
 mkdocs = PYTHONPATH=. $(VENV)/docs/bin/python -m mkdocs
 docs: $(VENV)/docs/ready ## The documentation as a site, in site/; a broken link or a page in no menu fails it
 	@$(mkdocs) build --strict
@@ -148,7 +171,7 @@ docs-serve: $(VENV)/docs/ready ## The same on http://127.0.0.1:8001, as you writ
 screens: $(VENV)/ready ## Write docs/screens.md: the main screens at 110, 80 and 60 columns [ARGS="--widths 80"]
 	@$(BIN)/python -m scripts.screens $(ARGS)
 
-tools: $(VENV)/ready ## Build the control plane's binaries into the per-user cache (about 8 minutes, once)
+tools: $(VENV)/ready ## Build the control plane's binaries into the per-user cache (about 10 minutes, once)
 	@$(BIN)/python -m controlplane build
 
 lock: $(VENV)/ready ## Resolve requirements/*.in into hash-locked *.txt [ARGS=--upgrade]
@@ -161,7 +184,7 @@ lock: $(VENV)/ready ## Resolve requirements/*.in into hash-locked *.txt [ARGS=--
 	    requirements/runtime.in requirements/$$name.in -o requirements/$$name.txt; done
 
 clean: ## Remove what `make` made in this folder (the cache of built binaries stays)
-	@rm -rf $(VENV) .venv-3.* .accept site .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf dist $(VENV) .venv-3.* .accept site .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 help: ## This list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \

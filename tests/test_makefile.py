@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.cluster import free_port
+from controlplane.toolbox import Toolbox
 from scripts.docs_site import pages
 from tests.scripts.test_pythons import interpreter
 from tests.support.paths import ROOT
@@ -69,6 +71,8 @@ REAL = {
 HERE = {
     "accept",
     "api-docs",
+    "chart",
+    "charts",
     "clean",
     "client-docs",
     "crds",
@@ -77,6 +81,7 @@ HERE = {
     "fmt",
     "help",
     "lock",
+    "manifests",
     "monitoring",
     "policies",
     "test-fast",
@@ -86,6 +91,10 @@ ELSEWHERE = {
     "run": "tests/test_readme.py runs its command",
     "demo": "tests/scenarios/operator/test_demo.py runs its command",
     "cluster": "tests/controlplane/test_up.py runs its command",
+    "install": "tests/scenarios/kube/test_releases.py runs it",
+    "uninstall": "tests/scenarios/kube/test_releases.py runs it",
+    "deploy": "tests/scenarios/operator/test_deploy.py runs its script",
+    "undeploy": "tests/scenarios/operator/test_deploy.py runs its script",
     "check": "`make test` runs what it runs",
     "screens": "tests/scripts/test_screens.py runs its command",
     "test": "runs this test; inside itself it would remove the coverage that it gathers",
@@ -193,6 +202,7 @@ def test_fmt_formats_files(copy: Path) -> None:
         ("client-docs", "docs/reference/python.md"),
         ("monitoring", "config/monitoring/prometheus_rule.yaml"),
         ("monitoring", "config/monitoring/dashboards/*.json"),
+        ("charts", "charts/gpu-scheduler/values.schema.json"),
     ],
 )
 def test_generated_files_match_the_tree(name: str, written: str, copy: Path) -> None:
@@ -250,6 +260,21 @@ def shown(url: str) -> str:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
+
+
+def test_manifests_are_all_that_is_made_from_the_code() -> None:
+    plan = make("--dry-run", "manifests")
+    each = {make("--dry-run", name).strip() for name in ("crds", "policies", "monitoring", "charts")}
+    assert set(plan.strip().splitlines()) == each
+
+
+@pytest.mark.real
+def test_chart_is_packed(toolbox: Toolbox, copy: Path) -> None:
+    toolbox.get("helm")
+    make("chart", cwd=copy)
+    (packed,) = (copy / "dist").glob("*.tgz")
+    with tarfile.open(packed) as archive:
+        assert "gpu-scheduler/templates/scheduler/scheduler.yaml" in archive.getnames()
 
 
 def test_lock_covers_every_requirements_file(copy: Path) -> None:
