@@ -132,7 +132,7 @@ bench-webhook: $(VENV)/ready tools ## The webhook over TLS at 200 reviews/s: p99
 	@$(BIN)/python -m benchmarks.webhook $(ARGS)
 
 ##@ Work on it
-.PHONY: fmt crds policies api-docs client-docs monitoring charts manifests chart docs docs-serve screens tools lock clean help
+.PHONY: fmt crds policies api-docs client-docs monitoring charts manifests chart docs docs-serve screens recordings tools lock clean help
 fmt: $(VENV)/ready ## Format, and fix what can be fixed automatically
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
@@ -170,6 +170,9 @@ docs-serve: $(VENV)/docs/ready ## The same on http://127.0.0.1:8001, as you writ
 
 screens: $(VENV)/ready ## Write docs/screens.md: the main screens at 110, 80 and 60 columns [ARGS="--widths 80"]
 	@$(BIN)/python -m scripts.screens $(ARGS)
+
+recordings: $(VENV)/ready tools ## Write docs/run.svg and docs/demo.svg: `make run` and `make demo`, played [ARGS="--only run"]
+	@$(BIN)/python -m scripts.recordings $(ARGS)
 
 tools: $(VENV)/ready ## Build the control plane's binaries into the per-user cache (about 10 minutes, once)
 	@$(BIN)/python -m controlplane build

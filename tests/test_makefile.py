@@ -96,6 +96,7 @@ ELSEWHERE = {
     "deploy": "tests/scenarios/operator/test_deploy.py runs its script",
     "undeploy": "tests/scenarios/operator/test_deploy.py runs its script",
     "check": "`make test` runs what it runs",
+    "recordings": "tests/scripts/test_recordings.py runs its command for `make run`",
     "screens": "tests/scripts/test_screens.py runs its command",
     "test": "runs this test; inside itself it would remove the coverage that it gathers",
     "test-pythons": "tests/scripts/test_pythons.py tests its script; it runs this test on each Python",
