@@ -34,6 +34,10 @@ $ kubectl get gpuw \\
     my-model
 NAME       AGE
 my-model   4s
+$ cat <<'END'
+a: 1
+END
+a: 1
 $ true
 """
 
@@ -42,6 +46,7 @@ def test_console_block_is_split_into_commands_and_outputs() -> None:
     steps = Block(ROOT / "README.md", 1, "console", CONSOLE).steps
     assert steps == [
         Step("kubectl get gpuw \\\n    my-model", "NAME       AGE\nmy-model   4s"),
+        Step("cat <<'END'\na: 1\nEND", "a: 1"),
         Step("true"),
     ]
 

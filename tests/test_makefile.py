@@ -133,6 +133,12 @@ def test_help_lists_every_target() -> None:
     assert set(re.findall(r"^  make (\S+) +\S", make("help"), re.MULTILINE)) == phony()
 
 
+@pytest.mark.parametrize("source", pages.sources())
+def test_targets_named_in_a_document_exist(source: str) -> None:
+    named = set(re.findall(r"`(?:sudo )?make ([a-z][a-z0-9-]*)", (ROOT / source).read_text()))
+    assert not {name for name in named if not name.endswith("-")} - phony()  # `make bench-*` is many
+
+
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, toolbox: object) -> Iterator[dict[str, "Future[str]"]]:
     """Run the real benchmarks that this session has selected, some at once: they mostly wait."""

@@ -7,7 +7,8 @@ The line before a block of language `sh` or `console` says what becomes of it:
     <!-- not run: needs an image registry -->        no test runs it, for this reason
 
 `tests/test_documents.py` lists the documents, and fails for a block that says neither. In a `console` block
-a line that begins with `$ ` is a command, and the lines after it are what it prints.
+a line that begins with `$ ` is a command, which goes on to `END` if it ends with `<<'END'`; the lines after
+it are what it prints.
 """
 
 import re
@@ -25,6 +26,8 @@ LANGUAGES = ("sh", "console")
 BLOCK = re.compile(r"^(?P<before>[^\n]*)\n```(?P<language>\w+)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
 RUN_BY = re.compile(r"<!-- (?P<how>run|kept running) by (?P<test>\S+) -->")
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+) -->")
+HERE_DOCUMENT = re.compile(r"<<'(\w+)'$")
+"""A command that goes on to the line with this word."""
 
 CHANGING = (
     (re.compile(r"\b(\d+[dhms])+\b"), "AGE"),
@@ -96,7 +99,10 @@ def run_by(test: str, document: str) -> list[Block]:
 def _steps(code: str) -> Iterator[Step]:
     for part in re.split(r"^\$ ", code, flags=re.MULTILINE)[1:]:
         lines = part.splitlines()
-        last = next(at for at, line in enumerate(lines) if not line.endswith("\\"))
+        ends = HERE_DOCUMENT.search(lines[0])
+        last = (
+            lines.index(ends[1]) if ends else next(at for at, line in enumerate(lines) if line[-1:] != "\\")
+        )
         yield Step("\n".join(lines[: last + 1]), "\n".join(lines[last + 1 :]).strip())
 
 

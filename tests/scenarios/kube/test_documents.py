@@ -15,7 +15,12 @@ from tests.support import documents
 from tests.support.paths import ROOT
 
 HERE = "tests/scenarios/kube/test_documents.py"
-GUIDES = ("docs/operator.md", "docs/scheduler.md")
+GUIDES: tuple[tuple[str, ...], ...] = (
+    ("docs/operator.md",),
+    ("docs/scheduler.md",),
+    ("docs/examples.md", "docs/troubleshooting.md", "docs/migrating.md"),
+)
+"""Those of one group are typed one after the other, beside one cluster."""
 
 
 @pytest.fixture
@@ -45,8 +50,8 @@ def iter_until(process: "subprocess.Popen[str]", words: str) -> Iterator[str]:
             return
 
 
-@pytest.mark.parametrize("guide", GUIDES)
-def test_guide_works_as_written(guide: str, terminal: dict[str, str]) -> None:
-    chosen = documents.run_by(HERE, guide)
+@pytest.mark.parametrize("guides", GUIDES, ids=lambda guides: guides[0])
+def test_guides_work_as_written(guides: tuple[str, ...], terminal: dict[str, str]) -> None:
+    chosen = [block for guide in guides for block in documents.run_by(HERE, guide)]
     assert len(chosen) >= 3
     documents.type_in(chosen, cwd=ROOT, env=terminal)
