@@ -22,6 +22,7 @@ class Process:
     folder: Path
     environment: Mapping[str, str]
     is_ready: Callable[[], bool] = lambda: True
+    popen: type["subprocess.Popen[bytes]"] = subprocess.Popen
     _popen: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
 
     @property
@@ -43,7 +44,7 @@ class Process:
         if self.is_running:
             return
         with self.log.open("ab") as log:
-            self._popen = subprocess.Popen(
+            self._popen = self.popen(
                 [str(word) for word in self.command],
                 cwd=self.folder,
                 env={**os.environ, **self.environment},

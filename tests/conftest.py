@@ -21,7 +21,7 @@ from controlplane.guard import Guard
 from controlplane.realnode import machine
 from controlplane.realnode.node import RealNode
 from controlplane.toolbox import Toolbox
-from tests.support import namespaces, side_by_side
+from tests.support import namespaces, side_by_side, warm
 from tests.support.resume_ledger import Ledger
 from tests.support.scale import Scale
 from tests.support.summary import FIGURE, Summary
@@ -52,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Summary(), "summary")
     # The Go programs of the control plane may have more memory, and collect their garbage less often.
     os.environ.setdefault("GOGC", "400")
+    warm.allow()
     if worker := side_by_side.worker():
         share_ports(worker.number, worker.of)
 

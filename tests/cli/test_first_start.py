@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_server import PATIENCE_S, lines_until, start, taken_port
+from tests.support import warm
 from tests.support.command_line import COMMAND
 from tests.support.scale import Scale
 from tests.support.workers import compiled
@@ -26,7 +27,8 @@ LONGEST_START_S = 4.0
 @contextmanager
 def up(folder: Path, log: Path | None = None) -> Iterator[subprocess.Popen[str]]:
     with (log or folder / "up.log").open("a") as output:
-        process = subprocess.Popen(
+        popen = warm.Popen if log is None else subprocess.Popen
+        process = popen(
             [COMMAND, "up", "--simulate", "1", "--port", "0", "--data", str(folder / "data")],
             cwd=folder,
             env=compiled(),

@@ -18,6 +18,7 @@ from gpu_orchestrator.adapters import tls
 from gpu_orchestrator.adapters.store.valkey.client import Client
 from tests.adapters.test_tls import Files
 from tests.cli.test_server import lines_until, only_line, start
+from tests.support import warm
 from tests.support.command_line import COMMAND
 from tests.support.paths import ROOT
 from tests.support.workers import compiled
@@ -46,7 +47,7 @@ class Up:
             "SSL_KEY_PATH": self.files.key,
             "LOG_LEVEL": "DEBUG",
         }
-        self.process = subprocess.Popen(
+        self.process = warm.Popen(
             [COMMAND, "up", "--simulate", "2", "--quiet", "--port", str(free_port())],
             cwd=folder,
             env={**compiled(), **self.environ},
@@ -112,7 +113,7 @@ def test_run_with_tls_leaks_no_secret(up: Up) -> None:
     assert wrong not in message
 
     # a worker with its own key, which is then revoked
-    joined = subprocess.Popen(
+    joined = warm.Popen(
         [COMMAND, "worker", "--server", up.url, *trust, "--name", "box", "--simulate", "1", "--v", "1"],
         env={**compiled(), "GPU_ORCHESTRATOR_TOKEN": worker["key"], "HOME": str(up.folder)},
         cwd=up.folder,

@@ -13,6 +13,7 @@ from threading import Timer
 import pytest
 
 from controlplane.cluster import free_port
+from tests.support import warm
 from tests.support.command_line import COMMAND, in_this_process
 from tests.support.nemesis import children_of
 from tests.support.scheduler_stage import until
@@ -93,7 +94,7 @@ def test_unwritable_data_directory_is_reported(tmp_path: Path) -> None:
 
 @contextmanager
 def up(folder: Path, *words: str, data: str = "") -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
+    process = warm.Popen(
         [COMMAND, "up", "--simulate", "2", "--data", data or str(folder / "data"), *words],
         cwd=folder,
         env=compiled(),

@@ -28,7 +28,7 @@ from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.api import names
 from gpu_orchestrator.apps.agent import run
 from gpu_orchestrator.apps.agent.settings import Settings
-from tests.support import scrapes
+from tests.support import scrapes, warm
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.tracebacks import tracebacks
@@ -223,7 +223,7 @@ class AgentProcess:
         file = folder / "agent.yaml"
         file.write_text(yaml.safe_dump(values))
         command = [sys.executable, "-m", "gpu_orchestrator", "agent", f"--config={file}"]
-        self.process = Process(f"agent-{node}", command, folder, {}, lambda: _answers(probes))
+        self.process = Process(f"agent-{node}", command, folder, {}, lambda: _answers(probes), warm.Popen)
 
     def __enter__(self) -> Self:
         self.process.start()

@@ -23,9 +23,10 @@ import pytest
 
 from controlplane.cluster import free_port
 from gpu_orchestrator.cli import main
+from tests.support import warm
 from tests.support.workers import compiled
 
-COMMAND = str(Path(sys.executable).with_name("gpu-orchestrator"))
+COMMAND = warm.PROGRAM
 OURS = ("GPU_ORCHESTRATOR", "API_KEY", "KUBE", "DATA_DIR", "NO_COLOR", "COLUMNS")
 PATIENCE_S = 120.0
 
@@ -83,7 +84,7 @@ class User:
         Ctrl-C is ignored and children inherit that."""
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        return subprocess.Popen(
+        return warm.Popen(
             [COMMAND, *words],
             cwd=self.folder,
             env={**self.environ, **environ},
@@ -142,7 +143,7 @@ def serving(folder: Path, *words: str, program: str = COMMAND, **environ: str) -
     user = User(folder, **environ)
     data = folder / "data"
     with (folder / "up.log").open("wb") as log:
-        process = subprocess.Popen(
+        process: subprocess.Popen[bytes] = warm.Popen(
             [program, "up", "--simulate", "2xL4:24GiB", "--quiet", "--port", str(free_port()), *words],
             cwd=folder,
             env={**user.environ, "LOG_FORMAT": "json"},

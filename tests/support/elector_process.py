@@ -19,7 +19,7 @@ from gpu_orchestrator.adapters.kube.election import Elector, Lost, Times
 TICK_S = 0.02
 
 
-async def main(kubeconfig: str, namespace: str, identity: str, log: str, *times: str) -> None:
+async def lead(kubeconfig: str, namespace: str, identity: str, log: str, *times: str) -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -40,6 +40,10 @@ async def work(elector: Elector, out: int, term: int) -> None:
         await asyncio.sleep(TICK_S)
 
 
-if __name__ == "__main__":
+def main() -> None:
     with suppress(asyncio.CancelledError):
-        asyncio.run(main(*sys.argv[1:]))
+        asyncio.run(lead(*sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,10 +13,11 @@ from typing import Any, Self
 import aiohttp
 
 from controlplane.cluster import free_port
+from tests.support import warm
 from tests.support.patience import PATIENCE_S, pause_s
 from tests.support.workers import Worker, compiled, gone_within
 
-COMMAND = str(Path(sys.executable).with_name("gpu-orchestrator"))
+COMMAND = warm.PROGRAM
 
 
 class Fleet:
@@ -53,7 +53,7 @@ class Fleet:
         """Start the server, or start it again on the same data."""
         data = self.folder / "data"
         with (self.folder / "server.log").open("ab") as log:
-            self.server = subprocess.Popen(  # noqa: ASYNC220 - returns at once
+            self.server = warm.Popen(
                 [COMMAND, "server", "--port", str(self.port), "--data", str(data)],
                 cwd=self.folder,
                 env=self.env,

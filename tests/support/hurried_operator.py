@@ -11,7 +11,7 @@ from functools import partial
 
 from gpu_orchestrator.adapters.kube import election
 from gpu_orchestrator.apps.operator.planning import stuck
-from gpu_orchestrator.cli.main import main
+from gpu_orchestrator.cli import main as program
 
 
 def hurry(podless_s: float = stuck.PODLESS_S, times: tuple[float, ...] = ()) -> None:
@@ -19,6 +19,10 @@ def hurry(podless_s: float = stuck.PODLESS_S, times: tuple[float, ...] = ()) -> 
     election.Times = partial(election.Times, *times)  # type: ignore[misc, assignment]
 
 
-if __name__ == "__main__":
+def main() -> None:
     hurry(**json.loads(sys.argv.pop(1)))
+    program.main()
+
+
+if __name__ == "__main__":
     main()

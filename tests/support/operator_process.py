@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from controlplane.api import ApiError
 from controlplane.cluster import Cluster, free_port
-from tests.support import namespaces, quotas, scrapes
+from tests.support import namespaces, quotas, scrapes, warm
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S, pause_s
 from tests.support.tracebacks import tracebacks
@@ -51,7 +51,7 @@ class Operator:
         self.metrics_port, self.probe_port = free_port(), free_port()
         self.log = log
         self._command = [
-            *(_hurried(waits) if waits else (str(Path(sys.executable).parent / "gpu-orchestrator"),)),
+            *(_hurried(waits) if waits else (warm.PROGRAM,)),
             "operator",
             f"--kubeconfig={kubeconfig}",
             f"--metrics-bind-address=127.0.0.1:{self.metrics_port}",
@@ -63,9 +63,7 @@ class Operator:
 
     def start(self) -> Self:
         with self.log.open("ab") as stderr:
-            self.process = subprocess.Popen(
-                self._command, stderr=stderr, stdout=stderr, env=compiled(), cwd=ROOT
-            )
+            self.process = warm.Popen(self._command, stderr=stderr, stdout=stderr, env=compiled(), cwd=ROOT)
         return self
 
     def ready(self) -> Self:

@@ -20,6 +20,7 @@ from controlplane.cluster import Cluster, free_port
 from controlplane.process import Process
 from gpu_orchestrator.api import admission, capacity, crds, names
 from gpu_orchestrator.api.devices import Devices
+from tests.support import warm
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S, pause_s
 from tests.support.tracebacks import tracebacks
@@ -159,7 +160,9 @@ class Stage:
         file = self.folder / f"scheduler-{number}.yaml"
         file.write_text(yaml.safe_dump(values))
         command = [sys.executable, "-m", "gpu_orchestrator", "scheduler", f"--config={file}", *flags]
-        started = Process(f"scheduler-{number}", command, self.folder, compiled(), lambda: _answers(probes))
+        started = Process(
+            f"scheduler-{number}", command, self.folder, compiled(), lambda: _answers(probes), warm.Popen
+        )
         self.running.append(started)
         started.start()
         return started

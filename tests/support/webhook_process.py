@@ -8,7 +8,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ import yaml
 
 from controlplane.api import ApiError
 from controlplane.cluster import Cluster, free_port
-from tests.support import scrapes
+from tests.support import scrapes, warm
 from tests.support.kube_certificates import Authority
 from tests.support.operator_process import eventually
 from tests.support.paths import ROOT
@@ -42,7 +41,7 @@ class Webhook:
         (folder / "ca.crt").write_bytes(self.authority.pem)
         (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
         self._command = [
-            str(Path(sys.executable).parent / "gpu-orchestrator"),
+            warm.PROGRAM,
             "webhook",
             f"--config={folder / 'settings.yaml'}",
             f"--kubeconfig={kubeconfig}",
@@ -67,7 +66,7 @@ class Webhook:
 
     def start(self) -> Self:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, stderr=log, stdout=log, env=compiled())
+            self.process = warm.Popen(self._command, stderr=log, stdout=log, env=compiled())
         eventually(self.is_ready, f"ready; log: {self.log}")
         return self
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
+from tests.support import warm
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S, pause_s
 from tests.support.scripted_server import TOKEN
@@ -34,9 +35,9 @@ class Worker:
         self.name, self.mark = name, uuid4().hex
         self.log = log
         environment = compiled() | {MARK: self.mark, "GPU_ORCHESTRATOR_TOKEN": token}
-        command = [*before, str(Path(sys.executable).with_name("gpu-orchestrator")), "worker"]
+        command = [*before, warm.PROGRAM, "worker"]
         with log.open("ab") as output:
-            self.process = subprocess.Popen(
+            self.process = warm.Popen(
                 [*command, "--server", server, "--name", name, *options],
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -20,6 +20,7 @@ from gpu_orchestrator.adapters import store_address
 from gpu_orchestrator.api.rates import by_route
 
 SHORTEST_KEY = 32
+DATA_DIR = "~/.local/share/gpu-orchestrator"
 OPTIONS = {
     "api_host": "--host",
     "api_port": "--port",
@@ -93,7 +94,7 @@ class Settings:
     redis_sentinel_password_file: File = ""
     durability: Literal["normal", "strict"] = "normal"
     durability_replicas: Annotated[int, Meta(ge=0, le=16)] = 0
-    data_dir: Folder = str(Path("~/.local/share/gpu-orchestrator").expanduser())
+    data_dir: Folder = field(default_factory=lambda: str(Path(DATA_DIR).expanduser()))
     max_workers: Annotated[int, Meta(ge=1, le=10_000)] = 10
     task_timeout: Annotated[float, Meta(ge=1, le=604_800)] = 300
     task_soft_time_limit: UpToAWeek = 270

@@ -15,6 +15,7 @@ import pytest
 
 from controlplane.cluster import Cluster
 from gpu_orchestrator.adapters.clock import elapsed_s
+from tests.support import warm
 from tests.support.patience import PATIENCE_S
 from tests.support.scale import Scale
 
@@ -32,7 +33,7 @@ class Candidates:
     def start(self, identity: str) -> Process:
         words = [self._cluster.kubeconfig, self._namespace, identity, self._log, *self.times]
         command = [sys.executable, "-m", "tests.support.elector_process", *map(str, words)]
-        self.processes[identity] = subprocess.Popen(command)
+        self.processes[identity] = warm.Popen(command)
         return self.processes[identity]
 
     @property

@@ -12,6 +12,7 @@ import pytest
 from controlplane.cluster import Cluster, free_port
 from tests.policies.test_tutorial import install_the_package
 from tests.scenarios.conftest import NewOperator
+from tests.support import warm
 from tests.support.operator_process import Site
 from tests.support.scheduler_stage import Stage, pod, until
 
@@ -108,7 +109,7 @@ def test_manager_knows_the_strategy(package: Path) -> None:
 
 @contextmanager
 def running(*words: str, **env: str) -> Iterator[None]:
-    process = subprocess.Popen([OURS, *words], env={**os.environ, **env}, stderr=subprocess.DEVNULL)
+    process = warm.Popen([OURS, *words], env={**os.environ, **env}, stderr=subprocess.DEVNULL)
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 
 from tests.cli.test_server import only_line, start
+from tests.support import warm
 from tests.support.command_line import COMMAND
 from tests.support.fleet import Fleet, eventually, fleet
 from tests.support.nemesis import children_of, name_of
@@ -58,7 +59,7 @@ class Up(Fleet):
 
     async def start(self) -> None:
         with (self.folder / "screen").open("ab") as screen:
-            self.server = subprocess.Popen(  # noqa: ASYNC220 - returns at once
+            self.server = warm.Popen(
                 [
                     COMMAND,
                     "up",
