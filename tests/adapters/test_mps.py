@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_orchestrator.adapters import keeper, own_shm
+from gpu_orchestrator.adapters import keeper
 from gpu_orchestrator.adapters import mps as adapter
 from gpu_orchestrator.adapters.mps import MpsDaemon, MpsFailed
 from gpu_orchestrator.api.mps import Daemon
@@ -37,24 +37,27 @@ async def test_daemon_is_told_its_ceilings_in_the_folder_that_it_was_given(
     assert folder.exists(), "a folder that was given stays: containers have it mounted"
 
 
-async def test_daemon_has_a_shm_of_its_own(program: Path, tmp_path: Path) -> None:
-    folder, shm = tmp_path / "pipe", tmp_path / "shm"
-    shm.mkdir()
-    (shm / "mine").touch()
-    through = own_shm.command(shm)
-    daemon = MpsDaemon(str(program), {}, folder=folder, logs=tmp_path / "log", through=through)
-    await daemon.start()
-    assert is_there(f"/proc/{(folder / 'control').read_text()}/root/dev/shm/mine")
-    assert not is_there("/dev/shm/mine")
-    await daemon.end()
-
-
-async def test_daemon_without_a_shm_of_its_own_does_not_start(program: Path, tmp_path: Path) -> None:
-    through = own_shm.command(tmp_path / "nowhere")
-    daemon = MpsDaemon(str(program), {}, folder=tmp_path / "p", logs=tmp_path / "log", through=through)
-    with pytest.raises(MpsFailed, match=r"mounting .*/nowhere at /dev/shm: No such file"):
+async def test_daemon_that_does_not_start_is_told_with_its_last_words(program: Path, tmp_path: Path) -> None:
+    (program.parent / "refuses").touch()
+    daemon = MpsDaemon(str(program), {}, folder=tmp_path / "p", logs=tmp_path / "log")
+    with pytest.raises(MpsFailed, match=r"did not start: no device can be used$"):
         await daemon.start()
     assert not (tmp_path / "p" / "control").exists()
+
+
+async def test_daemon_that_says_much_is_heard_to_the_end(tmp_path: Path) -> None:
+    """Each client makes it say more; nobody may fill memory or disk, or block it."""
+    talker = tmp_path / "talker"
+    talker.write_text(
+        "#!/bin/sh\nfor number in $(seq 20000); do echo client $number connected; done\n"
+        'touch "$CUDA_MPS_PIPE_DIRECTORY/control"; echo that was all; exec sleep 600\n'
+    )
+    talker.chmod(0o755)
+    daemon = MpsDaemon(str(talker), {"PATH": "/usr/bin:/bin"})
+    await daemon.start()
+    await daemon.end()
+    assert daemon.last_words.endswith("client 20000 connected\nthat was all")
+    assert len(daemon.last_words) <= adapter.LAST_WORDS
 
 
 @pytest.mark.parametrize(

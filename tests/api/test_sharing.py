@@ -89,7 +89,7 @@ def written(**container: Any) -> dict[str, Any]:
     return {"metadata": {"name": "p"}, "spec": {"initContainers": [{"name": "init"}], "containers": [made]}}
 
 
-def test_client_gets_limits_pipes_and_shared_memory_in_every_container() -> None:
+def test_client_gets_limits_and_pipes_to_read_in_every_container() -> None:
     made = sharing.client(written(env=[{"name": mps.MEMORY, "value": "0=1T"}, {"name": "X"}]), HALF)
     assert isinstance(made, dict)
     assert made["metadata"]["annotations"] == {"gpu.scheduling/sharing": "mps"}
@@ -98,17 +98,16 @@ def test_client_gets_limits_pipes_and_shared_memory_in_every_container() -> None
         env = {each["name"]: each.get("value") for each in container["env"]}
         assert env[mps.MEMORY] == "0=40960M,1=40960M"
         assert (env[mps.PIPES], env[mps.PERCENT]) == ("/run/gpu-mps", "50")
-        assert [each["subPathExpr"] for each in container["volumeMounts"]] == [
-            "owned/$(GPU_MPS_FOLDER)/pipe",
-            "owned/$(GPU_MPS_FOLDER)/shm",
-        ]
+        (mount,) = container["volumeMounts"]
+        assert mount["subPathExpr"] == "owned/$(GPU_MPS_FOLDER)/pipe"
+        assert mount["readOnly"], "a link that a client made there would be followed by a daemon of root"
     assert made["spec"]["containers"][0]["env"][-1] == {"name": "X"}
 
 
 @pytest.mark.parametrize(
     ("container", "volumes", "why"),
     [
-        ({"volumeMounts": [{"mountPath": "/dev/shm"}]}, None, "container main mounts /dev/shm"),
+        ({"volumeMounts": [{"mountPath": "/run/gpu-mps"}]}, None, "container main mounts /run/gpu-mps"),
         ({}, [{"name": "gpu-mps"}], "a volume gpu-mps of its own"),
     ],
 )

@@ -275,10 +275,13 @@ def other_daemons() -> Iterator[Call]:
     mounts, env = "spec.containers.0.volumeMounts", "spec.containers.0.env"
     whole = {"name": sharing.VOLUME, "mountPath": "/all"}
     parts: dict[str, Json] = {
-        "all": {},
-        "a folder": {"subPath": "owned/0123456789abcdef0123/pipe"},
-        "another part": {"subPathExpr": "owned/$(GPU_MPS_FOLDER)"},
-        "another variable": {"subPathExpr": "owned/$(A)/pipe"},
+        "all": {"readOnly": True},
+        "a folder": {"subPath": "owned/0123456789abcdef0123/pipe", "readOnly": True},
+        "another part": {"subPathExpr": "owned/$(GPU_MPS_FOLDER)", "readOnly": True},
+        "another variable": {"subPathExpr": "owned/$(A)/pipe", "readOnly": True},
+        "its own pipes, to write,": {"subPathExpr": sharing.PIPES},
+        "its own pipes, readOnly false,": {"subPathExpr": sharing.PIPES, "readOnly": False},
+        "the log": {"subPathExpr": "owned/$(GPU_MPS_FOLDER)/log", "readOnly": True},
     }
     for what, part in parts.items():
         made = changed(pod, mounts, [*found(pod, mounts), {**whole, **part}])

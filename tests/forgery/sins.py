@@ -75,15 +75,18 @@ def _view(pod: Json) -> list[str]:
         path = PurePosixPath("/", volume.get("hostPath", {}).get("path", "/ok").lstrip("/"))
         if any(path.is_relative_to(one) or one.is_relative_to(path) for one in device_files):
             found.append("mounts the devices of the node")
-    mounts = [mount for each in _containers(pod) for mount in each.get("volumeMounts", [])]
-    expressions = [each.get("subPathExpr", "") for each in mounts if each["name"] == "gpu-mps"]
-    if not all(
-        each in ("owned/$(GPU_MPS_FOLDER)/pipe", "owned/$(GPU_MPS_FOLDER)/shm") for each in expressions
-    ):
-        found.append("mounts MPS daemons of others")
+    found += _mps(pod)
     return found + ["adds devices by annotations"] * any(
         map(DEVICE_NOTES.search, pod["metadata"]["annotations"])
     )
+
+
+def _mps(pod: Json) -> list[str]:
+    mounts = [mount for each in _containers(pod) for mount in each.get("volumeMounts", [])]
+    ours = [each for each in mounts if each["name"] == "gpu-mps"]
+    others = any(each.get("subPathExpr", "") != "owned/$(GPU_MPS_FOLDER)/pipe" for each in ours)
+    written = any(not each.get("readOnly", False) for each in ours)
+    return ["mounts MPS daemons of others"] * others + ["writes to its MPS daemon"] * written
 
 
 def _count(pod: Json) -> list[str]:

@@ -32,7 +32,7 @@ if sys.argv[1:] != ["-f"]:
             print(f'Unknown command "{{verb}}"')
     sys.exit(0)
 if os.path.exists({refusal!r}):
-    open(os.path.join(logs, "control.log"), "w").write("no device can be used\\n")
+    print("no device can be used")
     sys.exit(1)
 server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 with open(os.path.join(folder, "server.pid"), "w") as file:

@@ -45,8 +45,7 @@ class MpsDaemon:
     """One daemon under a keeper of its own. Ends with the agent, however the agent ends. `variables` are all
     that it starts with, apart from its folders; `commands` are told to it before it has a client, and it
     answers with this number of lines. Without a folder it gets a temporary one, which is removed when it
-    ends; a folder that was given stays. Its log is in `logs`, or in the folder. `through` is a command that
-    runs the program, such as `own_shm.command`."""
+    ends; a folder that was given stays. Its log is in `logs`, or in the folder."""
 
     def __init__(
         self,
@@ -56,18 +55,19 @@ class MpsDaemon:
         *,
         folder: Path | None = None,
         logs: Path | None = None,
-        through: Sequence[str] = (),
         commands: Sequence[str] = (),
         answers: int = 0,
     ) -> None:
         # In the folder for temporary files, because the path of a socket may have 107 bytes only.
         self.folder = folder or Path(tempfile.mkdtemp(prefix="gpu-mps-"))
         self._temporary = "" if folder else str(self.folder)
-        self._logs, self._through = logs or self.folder / "log", through
+        self._logs = logs or self.folder / "log"
         self._program, self._variables, self._user = program, variables, user
         self._commands, self._answers = commands, answers
         self._process: asyncio.subprocess.Process | None = None
         self._lifeline = -1
+        self._said = b""
+        self._listener: asyncio.Task[None] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -91,16 +91,17 @@ class MpsDaemon:
         far, self._lifeline = os.pipe2(os.O_CLOEXEC)
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *keeper.program_command(far, self._temporary, user, *self._through, self._program, "-f"),
+                *keeper.program_command(far, self._temporary, user, self._program, "-f"),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
                 env=dict(self._variables) | self.variables(),
                 pass_fds=(far,),
                 start_new_session=True,
             )
         finally:
             os.close(far)
+        self._listener = asyncio.create_task(self._listen(self._process))
         await self._until_listening()
         if self._commands:
             try:
@@ -135,9 +136,8 @@ class MpsDaemon:
             if (self.folder / "control").exists():
                 return
             await asyncio.sleep(LOOK_EVERY_S)
-        said = self._last_words()
         await self.end()
-        raise MpsFailed(f"{self._program} did not start: {said}")
+        raise MpsFailed(f"{self._program} did not start: {self.last_words or 'it said nothing'}")
 
     def variables(self) -> dict[str, str]:
         return {mps.PIPES: str(self.folder), mps.LOGS: str(self._logs)}
@@ -154,17 +154,22 @@ class MpsDaemon:
         """Return when the daemon and everything it started has ended."""
         if self._process is not None:
             await self._process.wait()
+        if self._listener is not None:
+            await self._listener
 
     def kill(self) -> None:
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
 
-    def _last_words(self) -> str:
-        try:
-            return (self._logs / "control.log").read_text(errors="replace")[-LAST_WORDS:].strip()
-        except OSError:
-            return "it wrote no log"
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        """Take in what the daemon says, which is its log. Clients make it grow, so the end is kept alone."""
+        while process.stdout is not None and (more := await process.stdout.read(LAST_WORDS)):
+            self._said = (self._said + more)[-LAST_WORDS:]
+
+    @property
+    def last_words(self) -> str:
+        return self._said.decode(errors="replace").strip()
 
 
 def _talk(program: str, variables: Mapping[str, str], commands: bytes) -> tuple[int, bytes]:

@@ -29,9 +29,10 @@ OWNED = "owned"
 """Below it the daemons have their folders. A pod without an answer would mount an empty folder here, and not
 those of all others."""
 FOLDER_ENV = "GPU_MPS_FOLDER"
-PARTS = tuple(f"{OWNED}/$({FOLDER_ENV})/{part}" for part in ("pipe", "shm"))
-"""What a client mounts of the volume: at `ROOT` and at `SHM`."""
-VOLUME, SHM = "gpu-mps", "/dev/shm"  # noqa: S108 - where processes of CUDA meet, not a temporary file
+PIPES = f"{OWNED}/$({FOLDER_ENV})/pipe"
+"""What a client mounts of the volume, at `ROOT`. Read-only: it connects to the sockets there. A link that it
+made there would be followed by a daemon of root, and a file would fill the node."""
+VOLUME = "gpu-mps"
 
 
 def daemons(holds: Iterable[Hold]) -> tuple[Daemon, ...]:
@@ -99,9 +100,8 @@ def _taken(spec: Json) -> str:
     if any(_map(each).get("name") == VOLUME for each in _items(spec.get("volumes"))):
         return f"it has a volume {VOLUME} of its own"
     for container in (*_items(spec.get("initContainers")), *_items(spec.get("containers"))):
-        mounts = [_map(each).get("mountPath") for each in _items(_map(container).get("volumeMounts"))]
-        if found := next((each for each in (ROOT, SHM) if each in mounts), ""):
-            return f"container {_map(container).get('name')} mounts {found}, where MPS must be"
+        if ROOT in [_map(each).get("mountPath") for each in _items(_map(container).get("volumeMounts"))]:
+            return f"container {_map(container).get('name')} mounts {ROOT}, where MPS must be"
     return ""
 
 
@@ -111,12 +111,9 @@ def _client(container: Json, wish: Devices) -> Json:
         env.append({"name": mps.MEMORY, "value": mps.limits(wish.count, wish.memory_mib)})
     if wish.share:
         env.append({"name": mps.PERCENT, "value": str(mps.percentage(wish.share))})
-    mounts = [
-        {"name": VOLUME, "mountPath": path, "subPathExpr": part}
-        for path, part in zip((ROOT, SHM), PARTS, strict=True)
-    ]
+    mount = {"name": VOLUME, "mountPath": ROOT, "subPathExpr": PIPES, "readOnly": True}
     made = deviceenv.with_first(container, env)
-    return {**made, "volumeMounts": [*_items(container.get("volumeMounts")), *mounts]}
+    return {**made, "volumeMounts": [*_items(container.get("volumeMounts")), mount]}
 
 
 def _map(value: object) -> Json:

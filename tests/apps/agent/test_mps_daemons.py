@@ -76,7 +76,7 @@ class Site:
         self.told.set()
 
     @asynccontextmanager
-    async def running(self, *held: Daemon, driver: str = "570.1") -> AsyncIterator["Site"]:
+    async def running(self, *held: Daemon, driver: str = "580.1") -> AsyncIterator["Site"]:
         self.leases.held = held
         self.daemons.follow({0: "GPU-0", 1: "GPU-1"}, driver)
         task = asyncio.create_task(self.daemons.run())
@@ -129,16 +129,15 @@ def site(tmp_path: Path) -> Site:
 
 
 @pytest.mark.usefixtures("program")
-async def test_daemon_of_a_lease_listens_with_its_ceilings_and_its_own_shm(site: Site) -> None:
+async def test_daemon_of_a_lease_listens_with_its_ceilings(site: Site) -> None:
     others = set(keeper.descendants(os.getpid()))
     async with site.running(A):
         await site.lists(A)
-        pipe, shm = site.folder(A) / "pipe", site.folder(A) / "shm"
+        pipe = site.folder(A) / "pipe"
         assert (pipe / "told").read_text().splitlines() == list(A.commands)
         assert (pipe / "visible").read_text() == "GPU-0"
-        (shm / "seen").touch()
-        assert is_there(f"/proc/{site.pid(A)}/root/dev/shm/seen")
-        assert shm.stat().st_mode & 0o7777 == 0o1777
+        assert pipe.stat().st_mode & 0o7777 == 0o755
+        assert (site.folder(A) / "log").stat().st_mode & 0o7777 == 0o700
         assert not (site.root / "check").exists()
         pids = set(keeper.descendants(os.getpid())) - others
         assert len(pids) == 3, "the keeper, the daemon and its server"
@@ -146,11 +145,36 @@ async def test_daemon_of_a_lease_listens_with_its_ceilings_and_its_own_shm(site:
 
 
 @pytest.mark.usefixtures("program")
-async def test_daemon_of_a_new_driver_needs_no_shm_and_no_rights(site: Site) -> None:
-    async with site.running(A, driver="580.65.06"):
-        await site.lists(A)
-        (site.folder(A) / "shm" / "seen").touch()
-        assert not is_there(f"/proc/{site.pid(A)}/root/dev/shm/seen")
+async def test_driver_that_meets_clients_in_the_shm_of_the_node_keeps_no_daemons(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps_daemons, "RETRY_S", 0.01)
+    with capture_logs() as logs:
+        async with site.running(A, driver="575.57.08"):
+            await until(lambda: site.failures > 1)
+            assert site.daemons.report is None
+            site.daemons.follow({0: "GPU-0", 1: "GPU-1"}, "580.65.06")
+            await site.lists(A)
+    assert [each["error"] for each in logs if "error" in each] == [
+        "driver 575.57.08 is older than 580; update it"
+    ]
+
+
+@pytest.mark.usefixtures("program")
+async def test_log_that_clients_make_grow_is_cut_off(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mps_daemons, "LONGEST_LOG", 10_000)
+    async with site.running(A, B):
+        await site.lists(A, B)
+        long, short = (site.folder(each) / "log" / "server.log" for each in (A, B))
+        short.write_text("client connected\n")
+        with long.open("a") as log:
+            log.write("client connected\n" * 10_000)
+            log.flush()
+            site.daemons.check()
+            await until(lambda: long.stat().st_size == 0)
+            log.write("another\n")
+        assert long.read_text() == "another\n", "the server goes on in it"
+        assert short.read_text() == "client connected\n"
 
 
 @pytest.mark.usefixtures("program")
@@ -185,17 +209,17 @@ async def test_daemon_that_ended_starts_again_where_containers_look_for_it(site:
 @pytest.mark.usefixtures("program")
 async def test_what_a_killed_agent_left_is_taken_over_or_removed(site: Site) -> None:
     for daemon in (A, B):
-        for part in ("pipe", "shm"):
-            (site.folder(daemon) / part).mkdir(parents=True)
+        (site.folder(daemon) / "pipe").mkdir(parents=True)
         (site.folder(daemon) / "pipe" / "control").write_text("0")
-        (site.folder(daemon) / "shm" / "old").touch()
+        (site.folder(daemon) / "pipe" / "old").touch()
+        (site.folder(daemon) / "shm").mkdir()  # of an older agent
     by_kubelet = site.root / "owned" / "pipe"
     by_kubelet.mkdir()
-    place = (site.folder(A) / "shm").stat().st_ino
+    place = (site.folder(A) / "pipe").stat().st_ino
     async with site.running(A):
         await site.lists(A)
-        assert (site.folder(A) / "shm").stat().st_ino == place
-        assert not (site.folder(A) / "shm" / "old").exists()
+        assert (site.folder(A) / "pipe").stat().st_ino == place
+        assert not (site.folder(A) / "pipe" / "old").exists()
         site.later += GRACE_S
         site.daemons.check()
         await until(lambda: not is_there(str(site.folder(B))))
@@ -242,14 +266,14 @@ async def test_folder_that_a_client_spoiled_costs_its_own_daemon_only(
     empty = foreign_files.empty
 
     def refuse(folder: Path) -> None:
-        if folder.is_relative_to(site.folder(A)) and (site.folder(A) / "shm" / "spoiled").exists():
+        if folder.is_relative_to(site.folder(A)) and (site.folder(A) / "log" / "spoiled").exists():
             raise PermissionError("not yours")
         empty(folder)
 
-    async with site.running(A, B, driver="580.1"):
+    async with site.running(A, B):
         await site.lists(A, B)
         other = site.pid(B)
-        (site.folder(A) / "shm" / "spoiled").mkdir()
+        (site.folder(A) / "log" / "spoiled").mkdir()
         monkeypatch.setattr(foreign_files, "empty", refuse)
         mps_program.kill(str(site.folder(A) / "pipe"))
         await site.lists(B)

@@ -142,7 +142,7 @@ async def test_pod_with_a_shared_claim_becomes_a_client_of_mps(
 
 async def test_creator_of_a_pod_that_is_in_the_way_of_mps_is_warned() -> None:
     made = asking(claim="memory")
-    made["spec"]["containers"][0]["volumeMounts"] = [{"name": "own", "mountPath": sharing.SHM}]
+    made["spec"]["containers"][0]["volumeMounts"] = [{"name": "own", "mountPath": sharing.ROOT}]
     answer = await answered("/mutate", review(made), Site(uses_mps=True))
     assert names.SHARING not in patched(answer, made)["metadata"]["annotations"]
     assert "nothing will hold the pod to its share" in answer["warnings"][0]

@@ -99,14 +99,14 @@ def _is_gpu(name: str) -> str:
 
 def _mounts_own_daemon(containers: str) -> str:
     """Return a condition that is true if the containers mount nothing of the folders of MPS daemons but those
-    of the daemon that the gpu-scheduler names."""
+    of the daemon that the gpu-scheduler names, and cannot write there."""
     env, mounts = "container.?env.orValue([])", "container.?volumeMounts.orValue([])"
     is_other = f"each.name != '{sharing.VOLUME}'"
     return (
         f"!object.spec.?volumes.orValue([]).exists(each, each.name == '{sharing.VOLUME}' && "
         f"has(each.hostPath)) || {containers}.all(container, {mounts}.all(each, {is_other}) || ("
-        f"{mounts}.all(each, {is_other} || each.?subPathExpr.orValue('') in "
-        f"{cel.text_list(sharing.PARTS)}) && "
+        f"{mounts}.all(each, {is_other} || each.?subPathExpr.orValue('') == '{sharing.PIPES}' && "
+        "each.?readOnly.orValue(false)) && "
         f"{env}.exists(each, each.name == '{sharing.FOLDER_ENV}') && "
         f"{env}.all(each, each.name != '{sharing.FOLDER_ENV}' || "
         "each.?valueFrom.?fieldRef.?fieldPath.orValue('') == "
@@ -145,7 +145,7 @@ def _container_checks(containers: str, which: str) -> tuple[Validation, ...]:
         ),
         Validation(
             _mounts_own_daemon(containers),
-            f"of volume {sharing.VOLUME} a container mounts {' and '.join(sharing.PARTS)} alone, with "
+            f"of volume {sharing.VOLUME} a container mounts {sharing.PIPES} alone, readOnly, with "
             f"{sharing.FOLDER_ENV} from the annotation {names.MPS_FOLDER} ({which}): the rest belongs to "
             "MPS daemons of others; leave it to the webhook",
         ),

@@ -1,7 +1,6 @@
 """Keep the MPS daemons that the leases of this node's devices ask for. `mps_plan` decides, this does it.
 
-    /run/gpu-mps/owned/<folder>/pipe    where its clients meet a daemon; a pod has it as /run/gpu-mps
-                               /shm     /dev/shm of the daemon and of its clients
+    /run/gpu-mps/owned/<folder>/pipe    where its clients meet a daemon; a pod has it as /run/gpu-mps, to read
                                /log     what it says; no pod sees that
 
 All daemons end with the agent, however it ends: each has a keeper. The folders stay then, since containers
@@ -13,11 +12,12 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
-from gpu_orchestrator.adapters import foreign_files, own_shm
+from gpu_orchestrator.adapters import foreign_files
 from gpu_orchestrator.adapters.background import wait_until_set
 from gpu_orchestrator.adapters.mps import PROGRAM, MpsDaemon, which
 from gpu_orchestrator.api import mps, sharing
@@ -30,10 +30,12 @@ from gpu_orchestrator.apps.agent.mps_plan import Slot
 
 CHECK = "check"
 RETRY_S = 60.0
-ANONYMOUS_SINCE = 580
+OLDEST_DRIVER = 580
 """From this driver on, a daemon hands its memory to its clients through the pipes, as tried on an H200. Older
-ones meet them in /dev/shm, so each daemon needs one of its own."""
+ones meet them in /dev/shm of the node, where everybody writes."""
 LONGEST_SLEEP_S = 60.0
+LONGEST_LOG = 1 << 20
+"""How long the log of a daemon's server may become until the next look: each client adds lines."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HANDED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG")
 """Variables of the agent that a daemon and its keeper get."""
@@ -98,6 +100,7 @@ class MpsDaemons:
                 self._changed.clear()
                 self._leases.follow(self._uuids, group)
                 again_at = self._step(program, group)
+                self._shorten_logs()
                 left_s = LONGEST_SLEEP_S if again_at is None else again_at - self._clock()
                 await wait_until_set(self._changed, min(max(left_s, 0.01), LONGEST_SLEEP_S))
 
@@ -112,6 +115,7 @@ class MpsDaemons:
         said = ""
         while True:
             try:
+                _check_driver(self._driver)
                 await self._try(program)
                 self._slots = mps_plan.leftovers(self._found(), self._clock())
                 return
@@ -151,6 +155,11 @@ class MpsDaemons:
         self._tell(NodeMps(ready=True, folders=mps_plan.listed(self._slots, needed)))
         return again_at
 
+    def _shorten_logs(self) -> None:
+        for folder in self._running:
+            with suppress(OSError):  # it is being made, or removed
+                foreign_files.shorten(self._folder(folder) / "log", LONGEST_LOG)
+
     def _tell(self, report: NodeMps) -> None:
         if report != self._report:
             self._report = report
@@ -169,7 +178,7 @@ class MpsDaemons:
             log.info("MPS daemon listens", namespace=daemon.namespace, folder=folder, devices=daemon.devices)
             self.check()
             await made.ended()
-            said = "it ended"
+            said = f"it ended; {made.last_words}"
         except Exception as error:  # the edge of one daemon
             said = str(error) or repr(error)
         if self._running.get(folder) is made:  # nobody ended it
@@ -212,21 +221,21 @@ class MpsDaemons:
             {name: os.environ[name] for name in HANDED_ON if name in os.environ} | dict(visible),
             folder=folder / "pipe",
             logs=folder / "log",
-            through=() if _hands_memory_over(self._driver) else own_shm.command(folder / "shm"),
             commands=daemon.commands if daemon else (),
             answers=daemon.answers if daemon else 0,
         )
 
 
-def _hands_memory_over(driver: str) -> bool:
+def _check_driver(driver: str) -> None:
     major = driver.partition(".")[0]
-    return major.isdecimal() and int(major) >= ANONYMOUS_SINCE
+    if major.isdecimal() and int(major) < OLDEST_DRIVER:
+        raise OSError(f"driver {driver} is older than {OLDEST_DRIVER}; update it")
 
 
 def _make_empty(folder: Path) -> None:
     """Make the folders of a daemon, or empty them. They stay the same ones: a container that has them mounted
-    meets the next daemon there. Users of containers write to /dev/shm."""
-    for part, mode in (("pipe", 0o755), ("shm", 0o1777), ("log", 0o700)):
+    meets the next daemon there."""
+    for part, mode in (("pipe", 0o755), ("log", 0o700)):
         here = folder / part
         here.mkdir(parents=True, exist_ok=True)
         here.chmod(mode)
