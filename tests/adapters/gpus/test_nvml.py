@@ -49,6 +49,21 @@ def test_without_a_driver_there_are_no_devices(driver: RecordedNvml) -> None:
     assert Nvml().readings() == ()
 
 
+def test_clients_of_mps_and_graphics_are_processes_too(driver: RecordedNvml) -> None:
+    """The driver has a list for each; a process that we miss would lose its device to the next pod."""
+    driver.gpus["0"] |= {
+        "nvmlDeviceGetGraphicsRunningProcesses": {"": [{"pid": 7, "usedGpuMemory": 512 * MIB}]},
+        "nvmlDeviceGetMPSComputeRunningProcesses": {"": [{"pid": 9, "usedGpuMemory": 256 * MIB}]},
+    }
+    nvml = Nvml()
+    nvml.devices()
+    processes = [now.processes for now in nvml.readings()]
+    assert processes == [
+        (Process(7, 512), Process(8, None), Process(9, 256)),
+        (Process(7, 512), Process(8, None)),
+    ]
+
+
 def test_values_the_driver_does_not_report_are_left_out(driver: RecordedNvml) -> None:
     nvml = Nvml()
     assert [device.uuid for device in nvml.devices()] == ["GPU-0", "GPU-1"]

@@ -67,8 +67,9 @@ def _clock(handle: Any, kind: int) -> int | None:
 
 
 def _processes(handle: Any) -> tuple[Process, ...]:
-    """A process can be listed both for compute and for graphics, each time with all its memory."""
+    """Clients of MPS have a list of their own. A process can be in several, each time with all its memory."""
     listed: list[Any] = value_or(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
     listed += value_or(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), [])
+    listed += value_or(lambda: pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle), [])
     used = {entry.pid: entry.usedGpuMemory for entry in listed}
     return tuple(Process(pid, None if size is None else size // MIB) for pid, size in sorted(used.items()))
