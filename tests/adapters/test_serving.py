@@ -1,13 +1,16 @@
 """Metrics, probes and profile, requested over real sockets."""
 
 import asyncio
+import time
 from typing import Any
 
 import aiohttp
+import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from gpu_orchestrator.adapters import serving
+from gpu_orchestrator.adapters.small_server import Request
 
 
 async def get(port: int, path: str) -> tuple[int, str]:
@@ -22,6 +25,30 @@ async def test_metrics_show_what_was_counted() -> None:
         status, text = await get(port, "/metrics")
     assert status == 200
     assert "things_total 3.0" in text
+
+
+async def test_scrapes_without_a_pause_take_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pod of the cluster can ask for them, and the process has other work."""
+    clock, cost_s, made = FakeClock(), 0.05, list[float]()
+
+    def generate(registry: CollectorRegistry) -> bytes:
+        clock.now += cost_s
+        made.append(clock.now)
+        return str(len(made)).encode()
+
+    monkeypatch.setattr(serving, "elapsed_s", lambda: clock.now)
+    monkeypatch.setattr(time, "thread_time", lambda: clock.now)
+    monkeypatch.setattr(prometheus_client, "generate_latest", generate)
+    metrics = serving.metrics_routes(CollectorRegistry())["/metrics"]
+    for _ in range(1000):
+        answer = await metrics(Request("/metrics", {}, ""))
+        clock.now += 0.01
+    assert len(made) * cost_s <= 0.11 * clock.now
+    assert answer.text == str(len(made)).encode()
+
+
+class FakeClock:
+    now = 100.0
 
 
 async def test_probe_reports_what_is_wrong() -> None:

@@ -5,20 +5,25 @@ An address is `host:port`; `:8080` means every interface, as Kubernetes componen
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 
 import prometheus_client
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from gpu_orchestrator.adapters import profile
+from gpu_orchestrator.adapters.clock import elapsed_s
+from gpu_orchestrator.adapters.small_server import Answer, Handler, Request, SmallServer
 
 Check = Callable[[], str]
 """Returns what is wrong; an empty string if nothing is."""
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 LONGEST_PROFILE_S = 60.0
+REST = 9.0
+"""Metrics are made again after this many times as long as that took, so that those who scrape without a pause
+take a tenth of a core at most. Others get what was made last, which is some milliseconds old."""
 
 
 class BadAddress(ValueError):
@@ -32,25 +37,21 @@ async def serve(address: str, routes: Mapping[str, Handler]) -> AsyncIterator[in
     if port is None:
         yield 0
         return
-    app = web.Application()
-    app.add_routes([web.get(path, handler) for path, handler in routes.items()])
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
-    await runner.setup()
+    server = SmallServer(routes)
     try:
-        yield await _listen(runner, host, port)
+        yield await _listen(server, host, port)
     finally:
-        await runner.cleanup()
+        await server.close()
 
 
-async def _listen(runner: web.AppRunner, host: str | None, port: int) -> int:
+async def _listen(server: SmallServer, host: str | None, port: int) -> int:
     try:
-        await web.TCPSite(runner, host, port).start()
+        return await server.start(host, port)
     except OSError as error:
         where = f"{host or 'every interface'} port {port}"
         raise BadAddress(
             f"cannot listen on {where}: {error.strerror}; give another address, or 0 for none"
         ) from error
-    return int(runner.addresses[0][1])
 
 
 def parse_address(address: str) -> tuple[str | None, int | None]:
@@ -66,9 +67,15 @@ def parse_address(address: str) -> tuple[str | None, int | None]:
 
 
 def metrics_routes(registry: CollectorRegistry) -> dict[str, Handler]:
-    async def metrics(_: web.Request) -> web.Response:
-        body = prometheus_client.generate_latest(registry)
-        return web.Response(body=body, headers={"Content-Type": prometheus_client.CONTENT_TYPE_LATEST})
+    made, rested_at = b"", float("-inf")
+
+    async def metrics(_: Request) -> Answer:
+        nonlocal made, rested_at
+        if elapsed_s() >= rested_at:
+            before = time.thread_time()
+            made = prometheus_client.generate_latest(registry)
+            rested_at = elapsed_s() + REST * (time.thread_time() - before)
+        return Answer(made, content_type=prometheus_client.CONTENT_TYPE_LATEST)
 
     return {"/metrics": metrics, "/debug/profile": _profile}
 
@@ -78,22 +85,23 @@ def probe_routes(*, live: Check, ready: Check) -> dict[str, Handler]:
 
 
 def _probe(check: Check) -> Handler:
-    async def probe(_: web.Request) -> web.Response:
+    async def probe(_: Request) -> Answer:
         wrong = check()
-        return web.Response(text=wrong or "ok", status=503 if wrong else 200)
+        return Answer(wrong or "ok", HTTPStatus.SERVICE_UNAVAILABLE if wrong else HTTPStatus.OK)
 
     return probe
 
 
-async def _profile(request: web.Request) -> web.Response:
+async def _profile(request: Request) -> Answer:
     """Serve a profile to the same machine only, because stacks reveal a lot about a process."""
-    if not request.remote or not ipaddress.ip_address(request.remote).is_loopback:
-        return web.Response(text="profiles are served to loopback only\n", status=403)
+    if not request.address or not ipaddress.ip_address(request.address).is_loopback:
+        return Answer("profiles are served to loopback only\n", HTTPStatus.FORBIDDEN)
+    given = request.query.get("seconds", "5")
     try:
-        seconds = float(request.query.get("seconds", "5"))
+        seconds = float(given)
     except ValueError:
         seconds = -1
     if not 0 < seconds <= LONGEST_PROFILE_S:
-        given = request.query["seconds"]
-        return web.Response(text=f"seconds={given}: give a number above 0 and up to 60\n", status=400)
-    return web.Response(text=await asyncio.to_thread(profile.sample, seconds))
+        wrong = f"seconds={given}: give a number above 0 and up to 60\n"
+        return Answer(wrong, HTTPStatus.BAD_REQUEST)
+    return Answer(await asyncio.to_thread(profile.sample, seconds))
