@@ -65,17 +65,3 @@ def test_folder_that_is_filled_all_the_time_is_given_up(folder: Path) -> None:
 
 def test_folder_that_is_not_there_is_removed(folder: Path) -> None:
     foreign_files.remove(folder / "nowhere")
-
-
-def test_long_files_are_emptied_and_links_are_not_followed(folder: Path, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    for file in (outside, folder / "long"):
-        file.write_bytes(b"x" * 100_000)
-    (folder / "short").write_text("short")
-    (folder / "link").symlink_to(outside)
-    (folder / "inner").mkdir()
-    os.mkfifo(folder / "pipe")
-    foreign_files.shorten(folder, 50_000)
-    assert (folder / "long").stat().st_size == 0
-    assert (folder / "short").read_text() == "short"
-    assert outside.stat().st_size == 100_000

@@ -39,7 +39,7 @@ async def test_daemon_is_told_its_ceilings_in_the_folder_that_it_was_given(
 
 async def test_daemon_that_does_not_start_is_told_with_its_last_words(program: Path, tmp_path: Path) -> None:
     (program.parent / "refuses").touch()
-    daemon = MpsDaemon(str(program), {}, folder=tmp_path / "p", logs=tmp_path / "log")
+    daemon = MpsDaemon(str(program), {}, folder=tmp_path / "p")
     with pytest.raises(MpsFailed, match=r"did not start: no device can be used$"):
         await daemon.start()
     assert not (tmp_path / "p" / "control").exists()

@@ -14,7 +14,7 @@ from tests.support.workers import is_alive
 
 PROGRAM = """#!{python}
 import os, subprocess, sys, time
-folder, logs = os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]
+folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
 if sys.argv[1:] != ["-f"]:
     assert os.path.exists(os.path.join(folder, "control")), "no daemon listens"
     told = sys.stdin.read()

@@ -1,5 +1,4 @@
-"""Remove what others put into a folder of ours: any depth, any number, while they may go on writing. And keep
-their files short.
+"""Remove what others put into a folder of ours: any depth, any number, while they may go on writing.
 
 Nothing in it is trusted: no link is followed, and no path is longer than a name. Nothing is walked down:
 folders inside are lifted to the top, so that thousands in one another need neither stack nor descriptors.
@@ -7,7 +6,6 @@ folders inside are lifted to the top, so that thousands in one another need neit
 
 import os
 import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -15,7 +13,6 @@ from pathlib import Path
 
 MOST = 1_000_000
 BATCH = 1000
-BLOCK = 512
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -37,16 +34,6 @@ def empty(folder: Path, most: int = MOST) -> None:
                 steps += _removed(name, top, f"{mark}-{steps}")
                 if steps > most:
                     raise OSError(f"{folder} is not empty after {most:,} removals")
-
-
-def shorten(folder: Path, longest: int) -> None:
-    """Empty each file of a folder that takes more room than that. Its writers go on in it."""
-    with _opened(folder) as top:
-        for name in _names(top):
-            with suppress(FileNotFoundError):
-                about = os.stat(name, dir_fd=top, follow_symlinks=False)
-                if stat.S_ISREG(about.st_mode) and about.st_blocks * BLOCK > longest:
-                    os.close(os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW, dir_fd=top))
 
 
 def _removed(name: str, top: int, lifted: str) -> int:

@@ -45,7 +45,7 @@ class MpsDaemon:
     """One daemon under a keeper of its own. Ends with the agent, however the agent ends. `variables` are all
     that it starts with, apart from its folders; `commands` are told to it before it has a client, and it
     answers with this number of lines. Without a folder it gets a temporary one, which is removed when it
-    ends; a folder that was given stays. Its log is in `logs`, or in the folder."""
+    ends; a folder that was given stays."""
 
     def __init__(
         self,
@@ -54,14 +54,12 @@ class MpsDaemon:
         user: User | None = None,
         *,
         folder: Path | None = None,
-        logs: Path | None = None,
         commands: Sequence[str] = (),
         answers: int = 0,
     ) -> None:
         # In the folder for temporary files, because the path of a socket may have 107 bytes only.
         self.folder = folder or Path(tempfile.mkdtemp(prefix="gpu-mps-"))
         self._temporary = "" if folder else str(self.folder)
-        self._logs = logs or self.folder / "log"
         self._program, self._variables, self._user = program, variables, user
         self._commands, self._answers = commands, answers
         self._process: asyncio.subprocess.Process | None = None
@@ -86,7 +84,7 @@ class MpsDaemon:
 
     async def start(self) -> None:
         """Return when the daemon listens; raise `MpsFailed` if it does not."""
-        self._make_folders()
+        self._make_folder()
         user = self._user.encode() if self._user else ""
         far, self._lifeline = os.pipe2(os.O_CLOEXEC)
         try:
@@ -121,13 +119,11 @@ class MpsDaemon:
             asked, answered = "; ".join(self._commands), "; ".join(lines)
             raise MpsFailed(f"{self._program} did not take {asked}; it said: {answered[-LAST_WORDS:]}")
 
-    def _make_folders(self) -> None:
-        """Make the folders, for the user of the runners: a daemon refuses clients of another user."""
-        for folder in (self.folder, self._logs):
-            folder.mkdir(parents=True, exist_ok=True)
+    def _make_folder(self) -> None:
+        """Make the folder, for the user of the runners: a daemon refuses clients of another user."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         if self._user is not None:
-            for folder in (self.folder, self._logs):
-                os.chown(folder, self._user.uid, self._user.gid)
+            os.chown(self.folder, self._user.uid, self._user.gid)
 
     async def _until_listening(self) -> None:
         for _ in range(int(START_S / LOOK_EVERY_S)):
@@ -140,7 +136,7 @@ class MpsDaemon:
         raise MpsFailed(f"{self._program} did not start: {self.last_words or 'it said nothing'}")
 
     def variables(self) -> dict[str, str]:
-        return {mps.PIPES: str(self.folder), mps.LOGS: str(self._logs)}
+        return {mps.PIPES: str(self.folder), mps.LOGS: os.devnull}  # it says all to its output
 
     async def end(self) -> None:
         """End the daemon and everything it started."""

@@ -100,6 +100,10 @@ class NodeMps(Wire, frozen=True, gc=False):
         list[Annotated[str, text("Folder of a daemon.", 1, 64)]],
         about("Daemons that listen, by their folders.", at_most=4096, list_type="set"),
     ] = []
+    refused: Annotated[
+        list[Annotated[str, text("Folder of a daemon.", 1, 64)]],
+        about("Daemons that there is no room for, by their folders.", at_most=1024, list_type="set"),
+    ] = []
 
 
 class GpuNodeStatusSpec(Wire, frozen=True, gc=False):

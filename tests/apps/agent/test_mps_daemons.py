@@ -63,6 +63,7 @@ class Site:
             written=lambda: self.written,
             told=self._on_told,
             metrics=self.metrics,
+            most=4,
         )
 
     def _leases(self, changed: Callable[[], None]) -> Known:
@@ -137,7 +138,6 @@ async def test_daemon_of_a_lease_listens_with_its_ceilings(site: Site) -> None:
         assert (pipe / "told").read_text().splitlines() == list(A.commands)
         assert (pipe / "visible").read_text() == "GPU-0"
         assert pipe.stat().st_mode & 0o7777 == 0o755
-        assert (site.folder(A) / "log").stat().st_mode & 0o7777 == 0o700
         assert not (site.root / "check").exists()
         pids = set(keeper.descendants(os.getpid())) - others
         assert len(pids) == 3, "the keeper, the daemon and its server"
@@ -158,23 +158,6 @@ async def test_driver_that_meets_clients_in_the_shm_of_the_node_keeps_no_daemons
     assert [each["error"] for each in logs if "error" in each] == [
         "driver 575.57.08 is older than 580; update it"
     ]
-
-
-@pytest.mark.usefixtures("program")
-async def test_log_that_clients_make_grow_is_cut_off(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mps_daemons, "LONGEST_LOG", 10_000)
-    async with site.running(A, B):
-        await site.lists(A, B)
-        long, short = (site.folder(each) / "log" / "server.log" for each in (A, B))
-        short.write_text("client connected\n")
-        with long.open("a") as log:
-            log.write("client connected\n" * 10_000)
-            log.flush()
-            site.daemons.check()
-            await until(lambda: long.stat().st_size == 0)
-            log.write("another\n")
-        assert long.read_text() == "another\n", "the server goes on in it"
-        assert short.read_text() == "client connected\n"
 
 
 @pytest.mark.usefixtures("program")
@@ -204,6 +187,24 @@ async def test_daemon_that_ended_starts_again_where_containers_look_for_it(site:
         assert site.pid(A) != before
         assert (site.folder(A) / "pipe").stat().st_ino == place
         assert site.failures == 1
+
+
+@pytest.mark.usefixtures("program")
+async def test_namespace_with_many_kinds_of_shares_leaves_room_for_others(site: Site) -> None:
+    many = [Daemon("greedy", (0,), mib, 1, ("GPU-0",)) for mib in range(1, 9)]
+    async with site.running(*many, driver="580.1"):
+        await site.lists(*many[:2])
+        assert site.daemons.report is not None
+        assert site.daemons.report.refused == sorted(each.folder for each in many[2:])
+        site.hold(*many, A)
+        await site.lists(*many[:2], A)
+        assert site.failures == 1, "told once"
+        site.hold(*many[1:3], A)
+        await site.lists(many[1], A)
+        site.later += GRACE_S
+        site.daemons.check()
+        await site.lists(*many[1:3], A)
+        assert site.daemons.report.refused == []
 
 
 @pytest.mark.usefixtures("program")
@@ -266,14 +267,14 @@ async def test_folder_that_a_client_spoiled_costs_its_own_daemon_only(
     empty = foreign_files.empty
 
     def refuse(folder: Path) -> None:
-        if folder.is_relative_to(site.folder(A)) and (site.folder(A) / "log" / "spoiled").exists():
+        if folder.is_relative_to(site.folder(A)) and (site.folder(A) / "pipe" / "spoiled").exists():
             raise PermissionError("not yours")
         empty(folder)
 
     async with site.running(A, B):
         await site.lists(A, B)
         other = site.pid(B)
-        (site.folder(A) / "log" / "spoiled").mkdir()
+        (site.folder(A) / "pipe" / "spoiled").mkdir()
         monkeypatch.setattr(foreign_files, "empty", refuse)
         mps_program.kill(str(site.folder(A) / "pipe"))
         await site.lists(B)

@@ -190,3 +190,18 @@ def _check(node: Node, off_since: dict[str, float]) -> None:
     assert {each.folder for each in todo.start} <= needed
     assert set(node.listed) <= needed
     assert todo.again_at is None or todo.again_at > node.now
+
+
+def test_room_for_daemons_is_shared_by_namespaces() -> None:
+    """Each namespace in turn, half of the room at most; what runs or was reported stays."""
+    greedy = [Daemon("a", (0,), mib) for mib in range(1, 10)]
+    modest = [Daemon("b", (0,), 1), Daemon("c", (0,), 1)]
+    assert mps_plan.admitted({}, greedy, [], 6) == tuple(greedy[:3])
+    assert mps_plan.admitted({}, [*greedy, *modest], [], 4) == (*greedy[:2], *modest)
+    assert mps_plan.admitted({}, [*greedy, *modest], [], 1) == (greedy[0],)
+    running = {each.folder: Slot(each, Phase.LISTENING, 0.0) for each in greedy[5:8]}
+    assert mps_plan.admitted(running, [*greedy, *modest], [], 4) == (*greedy[5:8], modest[0])
+    assert mps_plan.admitted(running, modest, [], 4) == (modest[0],), "what is not needed still runs"
+    gone = {each: Slot(Daemon("", ()), Phase.ENDED, 0.0) for each in running}
+    assert mps_plan.admitted(gone, [*greedy, *modest], list(gone), 4) == (*greedy[5:7], *modest)
+    assert mps_plan.admitted(gone, [*greedy, *modest], [modest[1].folder], 1) == (modest[1],)

@@ -20,8 +20,9 @@ class Gate:
         self.is_live = True
         self.gate = MpsGate(self.reports, lambda _: self.is_live)
 
-    def report(self, *folders: str) -> None:
-        for change in self.reports.put(report("a", {"id": 0}, mps={"folders": list(folders)})):
+    def report(self, *folders: str, refused: tuple[str, ...] = ()) -> None:
+        mps = {"folders": list(folders), "refused": list(refused)}
+        for change in self.reports.put(report("a", {"id": 0}, mps=mps)):
             self.gate.on_node_status(*change)
 
 
@@ -47,6 +48,19 @@ async def test_gate_gives_up_with_the_reason_and_when_the_scheduler_stops() -> N
     await asyncio.sleep(1)
     made.gate.stop()
     assert await waiting == "this scheduler stops"
+
+
+@pytest.mark.looptime
+async def test_gate_does_not_wait_where_there_is_no_room() -> None:
+    made = Gate()
+    made.report("other")
+    waiting = asyncio.create_task(made.gate.wait("a", "mine"))
+    await asyncio.sleep(1)
+    made.report("other", refused=("mine",))
+    assert "has no room for another MPS daemon" in await waiting
+    assert "raise mpsDaemons" in await made.gate.wait("a", "mine")
+    made.report("mine", refused=("mine",))
+    assert await made.gate.wait("a", "mine") == "", "it found room meanwhile"
 
 
 @pytest.mark.looptime

@@ -141,6 +141,7 @@ class Agent:
             written=self._written_folders,
             told=self._offer,
             metrics=self._metrics,
+            most=settings.mps_daemons,
         )
 
     @property

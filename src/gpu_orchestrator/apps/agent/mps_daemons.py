@@ -1,7 +1,6 @@
 """Keep the MPS daemons that the leases of this node's devices ask for. `mps_plan` decides, this does it.
 
     /run/gpu-mps/owned/<folder>/pipe    where its clients meet a daemon; a pod has it as /run/gpu-mps, to read
-                               /log     what it says; no pod sees that
 
 All daemons end with the agent, however it ends: each has a keeper. The folders stay then, since containers
 have them mounted, and the next agent takes them over.
@@ -12,7 +11,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -28,14 +26,13 @@ from gpu_orchestrator.apps.agent.metrics import Metrics
 from gpu_orchestrator.apps.agent.mps_leases import DeviceLeases
 from gpu_orchestrator.apps.agent.mps_plan import Slot
 
-CHECK = "check"
+CHECK, PIPES = "check", "pipe"
 RETRY_S = 60.0
 OLDEST_DRIVER = 580
 """From this driver on, a daemon hands its memory to its clients through the pipes, as tried on an H200. Older
 ones meet them in /dev/shm of the node, where everybody writes."""
 LONGEST_SLEEP_S = 60.0
-LONGEST_LOG = 1 << 20
-"""How long the log of a daemon's server may become until the next look: each client adds lines."""
+MOST_REFUSED = 1024
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HANDED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "LANG")
 """Variables of the agent that a daemon and its keeper get."""
@@ -47,7 +44,7 @@ log = structlog.get_logger()
 
 class MpsDaemons:
     """`root` is /run/gpu-mps. `written` returns the folders in the report that was written last; `told` is
-    called when `report` has changed."""
+    called when `report` has changed. There are `most` at once."""
 
     def __init__(
         self,
@@ -58,8 +55,9 @@ class MpsDaemons:
         written: Callable[[], Collection[str]],
         told: Callable[[], None],
         metrics: Metrics,
+        most: int,
     ) -> None:
-        self._root, self._clock, self._metrics = root, clock, metrics
+        self._root, self._clock, self._metrics, self._most = root, clock, metrics, most
         self._written, self._told = written, told
         self._changed = asyncio.Event()
         self._leases = leases(self.check)
@@ -100,7 +98,6 @@ class MpsDaemons:
                 self._changed.clear()
                 self._leases.follow(self._uuids, group)
                 again_at = self._step(program, group)
-                self._shorten_logs()
                 left_s = LONGEST_SLEEP_S if again_at is None else again_at - self._clock()
                 await wait_until_set(self._changed, min(max(left_s, 0.01), LONGEST_SLEEP_S))
 
@@ -143,25 +140,25 @@ class MpsDaemons:
 
     def _step(self, program: str, group: asyncio.TaskGroup) -> float | None:
         """Do what is due; return when something is due next."""
-        needed = sharing.daemons(self._leases.holds())
-        again_at = None
+        wanted, written, again_at = sharing.daemons(self._leases.holds()), self._written(), None
+        needed = mps_plan.admitted(self._slots, wanted, written, self._most)
         if self._leases.are_known:
-            todo = mps_plan.plan(self._slots, needed, self._written(), self._clock())
+            todo = mps_plan.plan(self._slots, needed, written, self._clock())
             self._slots, again_at = todo.slots, todo.again_at
             for daemon in todo.start:
                 group.create_task(self._keep(program, daemon))
             for folder in todo.end:
                 group.create_task(self._end(folder))
-        self._tell(NodeMps(ready=True, folders=mps_plan.listed(self._slots, needed)))
+        refused = sorted({each.folder for each in wanted} - {each.folder for each in needed})
+        listed = mps_plan.listed(self._slots, needed)
+        self._tell(NodeMps(ready=True, folders=listed, refused=refused[:MOST_REFUSED]))
         return again_at
-
-    def _shorten_logs(self) -> None:
-        for folder in self._running:
-            with suppress(OSError):  # it is being made, or removed
-                foreign_files.shorten(self._folder(folder) / "log", LONGEST_LOG)
 
     def _tell(self, report: NodeMps) -> None:
         if report != self._report:
+            if report.refused and not (self._report and self._report.refused):
+                self._metrics.error("mps")
+                log.warning("no room for more MPS daemons", most=self._most, refused=len(report.refused))
             self._report = report
             self._told()
 
@@ -219,8 +216,7 @@ class MpsDaemons:
         return MpsDaemon(
             program,
             {name: os.environ[name] for name in HANDED_ON if name in os.environ} | dict(visible),
-            folder=folder / "pipe",
-            logs=folder / "log",
+            folder=folder / PIPES,
             commands=daemon.commands if daemon else (),
             answers=daemon.answers if daemon else 0,
         )
@@ -233,10 +229,9 @@ def _check_driver(driver: str) -> None:
 
 
 def _make_empty(folder: Path) -> None:
-    """Make the folders of a daemon, or empty them. They stay the same ones: a container that has them mounted
-    meets the next daemon there."""
-    for part, mode in (("pipe", 0o755), ("log", 0o700)):
-        here = folder / part
-        here.mkdir(parents=True, exist_ok=True)
-        here.chmod(mode)
-        foreign_files.empty(here)
+    """Make the folder of a daemon's pipes, or empty it. It stays the same one: a container that has it
+    mounted meets the next daemon there."""
+    pipes = folder / PIPES
+    pipes.mkdir(parents=True, exist_ok=True)
+    pipes.chmod(0o755)
+    foreign_files.empty(pipes)

@@ -9,6 +9,7 @@ A scheduler binds a pod whose daemon it has just read in the report, so a daemon
 was written last has not had it for half a minute. docs/decisions/0014-shared-claims-that-hold.md says why.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -53,6 +54,28 @@ class Plan:
     start: tuple[Daemon, ...] = ()
     end: tuple[str, ...] = ()
     again_at: float | None = None
+
+
+def admitted(
+    slots: Slots, needed: Iterable[Daemon], written: Collection[str], most: int
+) -> tuple[Daemon, ...]:
+    """Return the daemons that there is room for: `most` at once, half of them for one namespace. Each takes
+    memory of the node and of its devices that no share counts, and they live in one container. Those that run
+    stay, those that the report had come next, as pods are bound to them, and then each namespace in turn."""
+    running = {folder for folder, slot in slots.items() if slot.phase is not Phase.ENDED}
+    taken = Counter(slots[folder].daemon.namespace for folder in running)
+    rank, found = Counter[str](), list[tuple[bool, int, Daemon]]()
+    for daemon in needed:
+        rank[daemon.namespace] += 1
+        found.append((daemon.folder not in written, rank[daemon.namespace], daemon))
+    kept = []
+    for *_, daemon in sorted(found):
+        if daemon.folder not in running:
+            if taken.total() >= most or taken[daemon.namespace] >= max(most // 2, 1):
+                continue
+            taken[daemon.namespace] += 1
+        kept.append(daemon)
+    return tuple(sorted(kept))
 
 
 def plan(slots: Slots, needed: Iterable[Daemon], written: Collection[str], now: float) -> Plan:

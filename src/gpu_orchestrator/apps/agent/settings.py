@@ -28,7 +28,8 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     `lock` is the scheduler's: with `binding`, the annotation of a pod says what it was given, not leases.
     `ignore_namespaces`: their pods may use any device. `taint_on_mismatch` keeps new pods away from a node
     while a pod uses a device that it was not given. `mps`: keep the MPS daemons that hold shared claims to
-    their shares, where NVIDIA's control program is there.
+    their shares, where NVIDIA's control program is there; `mps_daemons` at once, and half of them for one
+    namespace.
 
     `simulate` and `devices_file` describe simulated devices, which are kept in `devices_folder`. `root` is
     where the host's /proc, /sys and /run/gpu-mps are."""
@@ -51,6 +52,7 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     ignore_namespaces: tuple[str, ...] = ()
     taint_on_mismatch: bool = False
     mps: bool = False
+    mps_daemons: Annotated[int, Meta(ge=1, le=4096)] = 48
     simulate: str = ""
     devices_file: str = ""
     devices_folder: str = "/run/gpu-orchestrator/devices"

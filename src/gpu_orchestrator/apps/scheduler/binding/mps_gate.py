@@ -9,9 +9,13 @@ import asyncio
 from collections.abc import Callable
 
 from gpu_orchestrator.adapters.kube.informer.store import Store
-from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
+from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus, NodeMps
 
 WAIT_S = 30.0
+REFUSED = (
+    "the agent of {node} has no room for another MPS daemon: one serves the pods of a namespace with equal "
+    "devices, memory and share; use fewer kinds of shares, or raise mpsDaemons in the agent's settings"
+)
 
 
 class MpsGate:
@@ -50,6 +54,8 @@ class MpsGate:
                 while not self._listens(node, folder):
                     if self._is_stopped:
                         return "this scheduler stops"
+                    if self._is_refused(node, folder):
+                        return REFUSED.format(node=node)
                     await self._changed.setdefault(node, asyncio.Event()).wait()
         except TimeoutError:
             if not self._is_live(node):
@@ -58,7 +64,13 @@ class MpsGate:
         return ""
 
     def _listens(self, node: str, folder: str) -> bool:
+        mps = self._reported(node)
+        return mps is not None and folder in mps.folders
+
+    def _is_refused(self, node: str, folder: str) -> bool:
+        mps = self._reported(node)
+        return mps is not None and folder in mps.refused
+
+    def _reported(self, node: str) -> NodeMps | None:
         report = self._node_statuses.get(node)
-        if report is None or report.status.mps is None or not self._is_live(node):
-            return False
-        return folder in report.status.mps.folders
+        return report.status.mps if report is not None and self._is_live(node) else None
