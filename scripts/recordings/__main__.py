@@ -60,7 +60,7 @@ def recordings(nodes: int) -> tuple[Recording, ...]:
     up = (str(BIN / "gpu-orchestrator"), "up", "--simulate", "4", "--port", str(free_port()))
     demo = (sys.executable, "scripts/demo.py", "--nodes", str(nodes))
     return (
-        Recording("run", "make run", up, re.compile(r"8 completed"), 101, 22),
+        Recording("run", "make run", up, re.compile(r"8 completed"), 101, 23),
         Recording("demo", "make demo", demo, re.compile(r"(?:.*Succeeded.*\n){4}"), 110, 41),
     )
 
