@@ -1,5 +1,7 @@
 """Every command in these documents is run by a test, or says why none can."""
 
+import re
+
 import pytest
 
 from tests.support import documents
@@ -27,6 +29,13 @@ def test_every_block_is_run_or_says_why_not(document: str) -> None:
 def test_tests_named_in_a_document_run_its_blocks(document: str) -> None:
     for name in {block.test for block in documents.blocks(document)} - {""}:
         assert document in (ROOT / name).read_text(), f"{name} does not run the blocks of {document}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_tests_named_in_a_reason_exist(document: str) -> None:
+    reasons = " ".join(block.reason for block in documents.blocks(document))
+    missing = [name for name in re.findall(r"tests/[\w/]+(?:\.py)?", reasons) if not (ROOT / name).exists()]
+    assert not missing
 
 
 CONSOLE = """\

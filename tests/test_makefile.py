@@ -247,10 +247,11 @@ def test_broken_link_fails_the_docs(copy: Path) -> None:
 
 
 @pytest.mark.real
-def test_docs_serve_shows_the_site() -> None:
+def test_docs_serve_shows_the_site(tmp_path: Path) -> None:
     port = free_port()
     command = ["make", "docs-serve", f"VENV={sys.prefix}", f"ARGS=-a 127.0.0.1:{port}"]
-    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as server:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}  # where the server builds the site
+    with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True) as server:
         try:
             assert "gpu-orchestrator" in shown(f"http://127.0.0.1:{port}/")
         finally:
