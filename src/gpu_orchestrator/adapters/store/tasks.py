@@ -194,7 +194,7 @@ class Tasks(TaskLists):
         return await self._fenced.write(_DUE, self.keep_ms, most)
 
     async def see_to_links(self, most: int = 200) -> LinksResult:
-        """Tell tasks that wait for others which of those have ended, in about so many steps. Only the leader
+        """Tell tasks that wait for others which of those have ended, in about `most` steps. Only the leader
         may."""
         return await self._fenced.write(_LINKS, self.keep_ms, most)
 
