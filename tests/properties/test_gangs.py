@@ -12,6 +12,7 @@ from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.gang import Gang, GangRefusal, decide_gang
 from gpu_orchestrator.core.node import Node
+from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Request, Shape
 from gpu_orchestrator.policies.registry import Registry
 from tests.support import oracle
@@ -41,7 +42,7 @@ def test_places_of_a_gang_are_right_and_a_gang_that_fits_is_not_refused(made: Wo
         _check(gang, made.nodes, answer)
 
 
-def _policy(member: Request) -> object:
+def _policy(member: Request) -> Policy:
     return REGISTRY.policy(member.strategy, member.allocator)
 
 
