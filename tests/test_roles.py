@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
+from tests.support import yaml_text
 from tests.support.paths import ROOT
 
 CONFIG = ROOT / "config"
@@ -26,7 +26,7 @@ GIVES_RIGHTS = {"escalate", "bind", "impersonate", "approve", "sign"}
 
 def roles() -> Iterator[tuple[str, dict[str, Any]]]:
     for file in sorted(CONFIG.rglob("*.yaml")):
-        for each in yaml.safe_load_all(file.read_text()):
+        for each in yaml_text.load_all(file.read_text()):
             if isinstance(each, dict) and each.get("kind") in ("Role", "ClusterRole") and "rules" in each:
                 yield file.relative_to(CONFIG).as_posix(), each
 

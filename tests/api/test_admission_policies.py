@@ -3,12 +3,12 @@
 import re
 
 import pytest
-import yaml
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.admission_policies import cel, claimed_pods, components, files, filling
 from gpu_orchestrator.api.admission_policies.policy import Policy
 from gpu_orchestrator.api.claims import BadGpuRequest, read_gpus
+from tests.support import yaml_text
 from tests.support.paths import ROOT
 
 each_policy = pytest.mark.parametrize("policy", files.policies(), ids=lambda policy: policy.name)
@@ -40,16 +40,16 @@ def test_every_message_is_one_line_that_the_api_server_accepts(policy: Policy) -
 
 def test_value_of_high_priority_is_that_of_the_class() -> None:
     text = (ROOT / "config" / "priority" / "priority_classes.yaml").read_text()
-    values = {each["metadata"]["name"]: each["value"] for each in yaml.safe_load_all(text)}
+    values = {each["metadata"]["name"]: each["value"] for each in yaml_text.load_all(text)}
     assert values[components.HIGH] == components.HIGH_VALUE
 
 
 def test_files_are_read_back_as_they_were_meant() -> None:
     """Long text is folded when it is written, which must not change it."""
     for name, policies in files.VALIDATING.items():
-        documents = list(yaml.safe_load_all(files.files()[f"policy/{name}"]))
+        documents = yaml_text.load_all(files.files()[f"policy/{name}"])
         assert documents == [part for each in policies for part in each.manifests()]
-    filled = list(yaml.safe_load_all(files.files()["mutating-policy/filling.yaml"]))
+    filled = yaml_text.load_all(files.files()["mutating-policy/filling.yaml"])
     assert filled == [part for each in filling.MUTATIONS for part in each.manifests()]
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from gpu_orchestrator.adapters.kube.reviews import Access
 from gpu_orchestrator.api.admission_policies import files
@@ -21,6 +20,7 @@ from gpu_orchestrator.cli.doctor_kube import RIGHTS, judged
 from gpu_orchestrator.cli.findings import Component, Finding, lines
 from gpu_orchestrator.cli.tables import Page
 from gpu_orchestrator.cli.where import Place
+from tests.support import yaml_text
 from tests.support.paths import ROOT
 
 CONFIG = ROOT / "config"
@@ -49,7 +49,7 @@ def granted(role: dict[str, Any]) -> Iterator[Access]:
     ],
 )
 def test_checked_permissions_match_the_shipped_role(component: Component, files: list[str]) -> None:
-    found = [each for file in files for each in yaml.safe_load_all((CONFIG / file).read_text())]
+    found = [each for file in files for each in yaml_text.load_all((CONFIG / file).read_text())]
     shipped = {access for role in found if "rules" in role for access in granted(role)}
     checked = {access for right in RIGHTS[component] for access in right.each()}
     assert checked == shipped

@@ -9,12 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import yaml
-
 from controlplane.api import ApiError
 from controlplane.cluster import Cluster
 from gpu_orchestrator.api import names
-from tests.support import scheduler_stage
+from tests.support import scheduler_stage, yaml_text
 from tests.support.operator_process import eventually
 from tests.support.paths import ROOT
 from tests.support.scheduler_stage import SYSTEM, pod, until
@@ -91,7 +89,7 @@ class CertificateSite:
     def _configuration(self, kind: str) -> Json:
         """Return what ships, but for this namespace and this machine, and failing where it would be ignored.
         An entry of somebody else is added, which no request matches."""
-        made: Json = yaml.safe_load((ROOT / "config" / "webhook" / f"{kind}.yaml").read_text())
+        made: Json = yaml_text.load((ROOT / "config" / "webhook" / f"{kind}.yaml").read_text())
         here = {"key": NAMESPACE_NAME, "operator": "In", "values": [self.namespace]}
         for each in made["webhooks"]:
             path = each["clientConfig"].pop("service")["path"]

@@ -12,12 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from controlplane import webhooks
 from controlplane.api import ApiError, Json
 from controlplane.cluster import Cluster
 from gpu_orchestrator.api import names
+from tests.support import yaml_text
 from tests.support.operator_process import eventually
 from tests.support.paths import ROOT
 from tests.support.webhook_process import SelfMadeWebhook, Webhook
@@ -42,7 +41,7 @@ def install(cluster: Cluster, where: Json, *, without: Iterable[str] = ()) -> No
     if cluster.url in _installed:
         return
     left_out = {f"../{each}" for each in without}
-    listed = yaml.safe_load((CONFIG / "default" / "kustomization.yaml").read_text())["resources"]
+    listed = yaml_text.load((CONFIG / "default" / "kustomization.yaml").read_text())["resources"]
     folders = [CONFIG / "default" / each for each in listed if each not in left_out]
     made = [limited(each, where) for folder in folders for each in documents(folder)]
     for each in made:
@@ -53,8 +52,8 @@ def install(cluster: Cluster, where: Json, *, without: Iterable[str] = ()) -> No
 
 def documents(folder: Path) -> Iterator[Json]:
     """Yield the objects of one folder of config, in their order."""
-    for name in yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]:
-        for each in yaml.safe_load_all((folder / name).read_text()):
+    for name in yaml_text.load((folder / "kustomization.yaml").read_text())["resources"]:
+        for each in yaml_text.load_all((folder / name).read_text()):
             if each["kind"] not in NOT_CREATED:
                 yield each
 

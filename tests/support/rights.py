@@ -4,9 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from controlplane.audit import Entry
+from tests.support import yaml_text
 from tests.support.paths import ROOT
 
 
@@ -29,7 +28,7 @@ class Right:
 
 def granted(*files: str) -> set[Right]:
     """Return what the roles in these files of config grant. None may have a wildcard."""
-    found = (each for file in files for each in yaml.safe_load_all((ROOT / "config" / file).read_text()))
+    found = (each for file in files for each in yaml_text.load_all((ROOT / "config" / file).read_text()))
     return {right for role in found for right in _of(role)}
 
 

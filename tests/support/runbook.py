@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from gpu_orchestrator.api import names
 from tests.support.paths import ROOT
@@ -29,16 +30,17 @@ def sections(heading: str) -> list[str]:
     return re.findall(r"^### (.+)$", rest.split("\n## ")[0], re.MULTILINE)
 
 
-def log_lines() -> set[tuple[str, str]]:
+@cache
+def log_lines() -> frozenset[tuple[str, str]]:
     """Return the sentences that the code logs, each with its level; `exception` logs an error."""
-    return {
+    return frozenset(
         (text, "error" if call.func.attr == "exception" else call.func.attr)
         for call in _calls()
         if isinstance(call.func, ast.Attribute)
         and call.func.attr in LEVELS
         and "log" in ast.unparse(call.func.value)
         for text in _texts(call.args[0])
-    }
+    )
 
 
 def event_reasons() -> set[str]:
@@ -69,8 +71,8 @@ def _texts(value: ast.expr) -> Iterator[str]:
             yield getattr(names, name)
 
 
-def _calls() -> Iterator[ast.Call]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call):
-                yield node
+@cache
+def _calls() -> tuple[ast.Call, ...]:
+    """Return every call in the package."""
+    trees = (ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py")))
+    return tuple(node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call))

@@ -20,7 +20,7 @@ from controlplane.cluster import Cluster, free_port
 from controlplane.process import Process
 from gpu_orchestrator.api import admission, capacity, crds, names
 from gpu_orchestrator.api.devices import Devices
-from tests.support import warm
+from tests.support import warm, yaml_text
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S, pause_s
 from tests.support.tracebacks import tracebacks
@@ -62,7 +62,7 @@ def claim(name: str, count: int = 1, *, topology: Json | None = None, **devices:
 
 def example(name: str) -> list[Json]:
     """Return the objects of one of the shipped examples."""
-    return list(yaml.safe_load_all((EXAMPLES / name).read_text()))
+    return yaml_text.load_all((EXAMPLES / name).read_text())
 
 
 def install(cluster: Cluster) -> None:
@@ -82,7 +82,7 @@ _installed: set[Path] = set()
 
 @functools.cache
 def _definitions() -> list[Json]:
-    made = map(yaml.safe_load, crds.files().values())
+    made = map(yaml_text.load, crds.files().values())
     return [each for each in made if each.get("kind") == "CustomResourceDefinition"]
 
 

@@ -18,7 +18,7 @@ import yaml
 
 from controlplane.api import ApiError
 from controlplane.cluster import Cluster, free_port
-from tests.support import scrapes, warm
+from tests.support import scrapes, warm, yaml_text
 from tests.support.kube_certificates import Authority
 from tests.support.operator_process import eventually
 from tests.support.paths import ROOT
@@ -141,7 +141,7 @@ class Webhook:
     def install(self, cluster: Cluster, *namespaces: str) -> None:
         """Create the shipped configurations for these namespaces, calling this process."""
         for kind, file in (("mutating", "mutating.yaml"), ("validating", "validating.yaml")):
-            made = yaml.safe_load((ROOT / "config" / "webhook" / file).read_text())
+            made = yaml_text.load((ROOT / "config" / "webhook" / file).read_text())
             for each in made["webhooks"]:
                 path = each["clientConfig"].pop("service")["path"]
                 bundle = base64.b64encode(self.authority.pem).decode()
