@@ -1,5 +1,5 @@
-"""A store for contract tests: on the embedded server, on an external one as operators run it, and behind
-Sentinel."""
+"""A store for contract tests: on the embedded server, on an external one as operators run it, behind
+Sentinel, and on the other versions that docs/compatibility.md promises."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,19 +11,23 @@ from gpu_orchestrator.adapters.store.records import (
 )
 from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
 from gpu_orchestrator.adapters.store.valkey.database import Database
-from tests.support import stores
+from tests.support import debian_stores, stores
 from tests.support.store_calls import SHORT, NewStore
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test on the embedded store and on an external one; at full scale, also behind Sentinel."""
+    """Run each test on the embedded store and on an external one; at full scale, also behind Sentinel and on
+    other versions."""
     if "url" in metafunc.fixturenames:
         full = metafunc.config.getoption("--scale") != "test"
-        metafunc.parametrize("url", ["embedded", "external", *(["sentinel"] if full else [])], indirect=True)
+        more = ["sentinel", *debian_stores.STORES] if full else []
+        metafunc.parametrize("url", ["embedded", "external", *more], indirect=True)
 
 
 @pytest.fixture
 async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+    if request.param in debian_stores.STORES:
+        debian_stores.get_or_skip(request.param)
     async with stores.server(request.param, tmp_path) as address:
         yield address
 

@@ -12,7 +12,7 @@ from gpu_orchestrator.adapters.store.records import Assignment, NewsItem, Outcom
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.valkey import backup
 from gpu_orchestrator.adapters.store.valkey.database import Database
-from gpu_orchestrator.adapters.store.valkey.embedded import embedded
+from tests.support import stores
 from tests.support.scale import Scale
 from tests.support.store_calls import NewStore, join, row, run, state, task, tell
 
@@ -217,7 +217,8 @@ async def test_random_graphs_run_in_order_under_changing_leaders(
 FINAL = {"completed", "failed", "cancelled"}
 
 
-async def test_backup_keeps_the_links(store: Store, tmp_path: Path) -> None:
+async def test_backup_keeps_the_links(store: Store, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    kind: str = request.node.callspec.params["url"]
     for name in ("done", "runs", "open"):
         await submit(store, name)
     await end(store, "done")
@@ -228,7 +229,7 @@ async def test_backup_keeps_the_links(store: Store, tmp_path: Path) -> None:
     await run(store, "runs", "w", await epoch_of(store))
     await backup.save(store.database, tmp_path / "file", {})
     (tmp_path / "other").mkdir()
-    async with embedded(tmp_path / "other") as server, Store(Database(server.url), owner="two") as restored:
+    async with stores.server(kind, tmp_path / "other") as url, Store(Database(url), owner="two") as restored:
         await backup.load(restored.database, tmp_path / "file")
         await restored.leadership.campaign()
         await see_to_links(restored)

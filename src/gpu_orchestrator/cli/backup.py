@@ -89,7 +89,7 @@ async def _restore(file: Path, data: Path | None) -> str:
     header = await asyncio.to_thread(keeping.check, file)
     with host.locked(folder):
         async with _address(chosen.external_store, folder) as url, Database(url) as database:
-            await keeping.refuse_if_not_empty(database)
+            await keeping.refuse_unless_it_fits(database, file)
             for name in FILES:  # first: a restored store must not be left without its keys
                 if name in header.files:
                     private_files.write(folder / name, header.files[name].decode())

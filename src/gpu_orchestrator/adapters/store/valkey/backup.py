@@ -44,11 +44,13 @@ class BadBackup(StoreError):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """`files` are stored beside the database: hashes of the bootstrap keys."""
+    """`files` are stored beside the database: hashes of the bootstrap keys. `store` is the version of the
+    server whose format the keys have."""
 
     format: str = "gpu-orchestrator backup 1"
     schema: int = migrations.VERSION
     program: str = __version__
+    store: str = ""
     files: dict[str, bytes] = {}
 
 
@@ -74,12 +76,13 @@ _decode_entry = msgspec.msgpack.Decoder(BackupEntry | int).decode
 async def save(database: Database, path: Path, files: Mapping[str, bytes]) -> Summary:
     """Write a backup. The file gets its name only when it is complete and on disk."""
     await migrations.refuse_partial_restore(database)
+    version = (await database.facts()).version
     new = path.with_name(path.name + ".new")
     seen: set[str] = set()
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "wb") as raw:
         with gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=3) as file:
-            _write(file, Header(files=dict(files)))
+            _write(file, Header(files=dict(files), store=version))
             async for names in database.scan(BATCH):
                 for name, expires_ms, dump in await database.dump(
                     [name for name in names if _is_kept(name) and name not in seen]
@@ -108,19 +111,26 @@ def check(path: Path) -> Header:
     return header
 
 
-async def refuse_if_not_empty(database: Database) -> None:
-    """Raise `BadBackup` or `Unfit` if a backup cannot be restored into this store."""
+async def refuse_unless_it_fits(database: Database, path: Path) -> None:
+    """Raise `BadBackup` or `Unfit` if the backup cannot be restored into this store."""
     await migrations.refuse_partial_restore(database)
     if await database.exists("fence", "stats", "workers", "keys"):
         raise BadBackup(
             "the store is not empty; restore into an empty one: name another data directory with --data, or "
             "an empty database of your own server with REDIS_URL"
         )
+    header, entry = next(_records(path))
+    if entry is not None and not await database.can_read(entry.dump):
+        raise BadBackup(
+            f"{path} was made on a store of version {header.store or 'unknown'}, and this one, of version "
+            f"{(await database.facts()).version}, cannot read it; restore it on the version that it was made "
+            "on, or a newer one of the same product: docs/compatibility.md says which read which"
+        )
 
 
 async def load(database: Database, path: Path) -> Summary:
     """Restore a backup into an empty store; call `check` first."""
-    await refuse_if_not_empty(database)
+    await refuse_unless_it_fits(database, path)
     await database.set(migrations.KEY, migrations.RESTORING)
     tasks = keys = schema = 0
     batch: list[BackupEntry] = []

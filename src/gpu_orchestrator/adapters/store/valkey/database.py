@@ -32,6 +32,9 @@ T = TypeVar("T")
 ANSWER_S = 5.0
 FOLLOW_S = 10.0
 LOOK_EVERY_S, TELL_EVERY_S = 0.02, 2.0
+LONG_AGO_MS = 1
+FOREIGN_DUMP = "DUMP payload version"
+"""In the answer of a server to content in a format that it does not know."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -150,6 +153,17 @@ class Database:
         )
         rows = zip(names, found[1::2], found[::2], strict=True)
         return [(name, expires_ms, dump) for name, expires_ms, dump in rows if dump is not None]
+
+    async def can_read(self, dump: bytes) -> bool:
+        """Return True if the server knows the format of this content. A key that has expired is
+        checked, too, and not kept."""
+        try:
+            await self._execute("RESTORE", self.prefix + "unknown", LONG_AGO_MS, dump, "REPLACE", "ABSTTL")
+        except Rejected as error:
+            if FOREIGN_DUMP in str(error):
+                return False
+            raise
+        return True
 
     async def restore(self, rows: Sequence[tuple[str, int, bytes]]) -> None:
         await self._execute_all(
