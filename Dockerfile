@@ -5,7 +5,7 @@ WORKDIR /src
 RUN python -m venv /tools
 COPY requirements/dev.txt requirements/
 RUN /tools/bin/pip install --no-cache-dir --require-hashes -r requirements/dev.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY src src
 RUN /tools/bin/hatchling build -t wheel -d /wheel
 

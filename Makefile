@@ -53,9 +53,12 @@ undeploy: ## Remove it; claims, workloads and their custom resources stay [ARGS=
 	@scripts/uninstall.sh --scheduler $(ARGS)
 
 ##@ Prove it
-.PHONY: check test-fast test test-pythons accept
+.PHONY: lint check test-fast test test-pythons accept
 lint = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports --no-logo
-check: $(VENV)/ready ## Format, lint, types and import rules
+lint: $(VENV)/ready ## Format, lint and import rules
+	@$(lint)
+
+check: $(VENV)/ready ## What `lint` does, and types
 	@$(lint)
 	@$(BIN)/mypy
 
@@ -64,7 +67,7 @@ test-fast: $(VENV)/ready ## Pure code only: seconds, no server, no network [ARGS
 
 # What `check` does, too. mypy takes one core for half a minute: it runs beside the first tests, at low priority.
 # A coverage report takes a fifth longer (Python 3.11, without sys.monitoring: half as long again).
-test: $(VENV)/bench/ready $(VENV)/docs/ready tools ## What every change must pass [WORKERS=3 COVERAGE=yes ARGS=...]
+test: $(VENV)/bench/ready $(VENV)/docs/ready $(VENV)/release/ready tools ## What every change must pass [WORKERS=3 COVERAGE=yes ARGS=...]
 	@rm -f .coverage .coverage.*
 	@$(lint)
 	@nice $(BIN)/mypy & types=$$!; \
@@ -131,6 +134,19 @@ bench-watchers: $(VENV)/ready ## What 500 clients on /ws cost the server [ARGS="
 bench-webhook: $(VENV)/ready tools ## The webhook over TLS at 200 reviews/s: p99, and the most per second [ARGS="--seconds 30"]
 	@$(BIN)/python -m benchmarks.webhook $(ARGS)
 
+##@ Release it
+.PHONY: build sbom release
+# Everything in it has the time of the commit, and hatchling is the locked one: the same commit gives the same bytes.
+epoch = SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 1580601600)
+build: $(VENV)/ready ## The wheel and the source distribution, in dist/
+	@$(epoch) $(BIN)/python -m hatchling build -d dist
+
+sbom: $(VENV)/ready ## What we depend on, as CycloneDX, in dist/
+	@$(epoch) $(BIN)/python -m scripts.release.sbom dist
+
+release: $(VENV)/ready $(VENV)/release/ready tools ## Check, test and make everything that is published, in dist/ [ARGS=--no-tests]
+	@$(BIN)/python -m scripts.release $(ARGS)
+
 ##@ Work on it
 .PHONY: fmt crds policies api-docs client-docs monitoring charts manifests chart docs docs-serve screens recordings tools lock clean help
 fmt: $(VENV)/ready ## Format, and fix what can be fixed automatically
@@ -178,7 +194,7 @@ tools: $(VENV)/ready ## Build the control plane's binaries into the per-user cac
 	@$(BIN)/python -m controlplane build
 
 lock: $(VENV)/ready ## Resolve requirements/*.in into hash-locked *.txt [ARGS=--upgrade]
-	@for name in runtime dev bench docs go bootstrap; do \
+	@for name in runtime dev bench docs release go bootstrap; do \
 	  $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-annotate --custom-compile-command "make lock" $(ARGS) requirements/$$name.in -o requirements/$$name.txt; done
 	@for name in manager kubernetes; do \
@@ -215,4 +231,10 @@ $(VENV)/bench/ready: $(VENV)/ready requirements/bench.txt
 $(VENV)/docs/ready: $(VENV)/ready requirements/docs.txt
 	@$(BIN)/uv venv -q --clear --python $(BIN)/python $(VENV)/docs
 	@$(BIN)/uv pip sync -q --compile-bytecode --require-hashes --python $(VENV)/docs/bin/python requirements/docs.txt
+	@touch $@
+
+# What looks at packages before they are published, apart from our own environment.
+$(VENV)/release/ready: $(VENV)/ready requirements/release.txt
+	@$(BIN)/uv venv -q --clear --python $(BIN)/python $(VENV)/release
+	@$(BIN)/uv pip sync -q --compile-bytecode --require-hashes --python $(VENV)/release/bin/python requirements/release.txt
 	@touch $@

@@ -101,6 +101,7 @@ def families(kubernetes_family: str = NEWEST) -> dict[str, Family]:
         "etcd": Family({"etcd": Tool("go.etcd.io/etcd/server/v3", 45)}),
         "kwok": Family({"kwok": Tool("sigs.k8s.io/kwok/cmd/kwok", 60)}),
         "helm": Family({"helm": Tool("helm.sh/helm/v3/cmd/helm", 90)}, ldflags=_helm_version_flags()),
+        "actionlint": Family({"actionlint": Tool("github.com/rhysd/actionlint/cmd/actionlint", 15)}),
         "containerd": Family(_CONTAINERD, tags="no_btrfs"),  # which would need a C compiler
         "cni": Family(_CNI),
         "node-tools": Family({"node-tools": Tool("gpu-orchestrator/controlplane/node-tools", 5)}),

@@ -71,6 +71,7 @@ REAL = {
 HERE = {
     "accept",
     "api-docs",
+    "build",
     "chart",
     "charts",
     "clean",
@@ -84,6 +85,7 @@ HERE = {
     "manifests",
     "monitoring",
     "policies",
+    "sbom",
     "test-fast",
     "tools",
 }
@@ -96,6 +98,8 @@ ELSEWHERE = {
     "deploy": "tests/scenarios/operator/test_deploy.py runs its script",
     "undeploy": "tests/scenarios/operator/test_deploy.py runs its script",
     "check": "`make test` runs what it runs",
+    "lint": "`make test` runs what it runs",
+    "release": "tests/scripts/test_release.py makes one",
     "recordings": "tests/scripts/test_recordings.py runs its command for `make run`",
     "screens": "tests/scripts/test_screens.py runs its command",
     "test": "runs this test; inside itself it would remove the coverage that it gathers",
@@ -283,6 +287,19 @@ def test_chart_is_packed(toolbox: Toolbox, copy: Path) -> None:
     (packed,) = (copy / "dist").glob("*.tgz")
     with tarfile.open(packed) as archive:
         assert "gpu-scheduler/templates/scheduler/scheduler.yaml" in archive.getnames()
+
+
+def test_build_and_sbom_are_the_same_from_any_folder(
+    copy: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = tmp_path_factory.mktemp("other") / "tree"
+    shutil.copytree(copy, other)
+    for tree in (copy, other):
+        make("build", "sbom", cwd=tree)
+    made = {each.name: each.read_bytes() for each in (copy / "dist").iterdir()}
+    assert {"".join(Path(name).suffixes[-2:]) for name in made} >= {".cdx.json", ".tar.gz"}
+    assert len(made) == 3
+    assert {each.name: each.read_bytes() for each in (other / "dist").iterdir()} == made
 
 
 def test_lock_covers_every_requirements_file(copy: Path) -> None:
