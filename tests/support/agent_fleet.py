@@ -39,11 +39,16 @@ NO_SOCKET = "/nonexistent/kubelet.sock"
 
 
 def install(cluster: Cluster) -> None:
-    """Install all that the agent ships with, and the policies that keep it to its node."""
+    """Install all that the agent ships with, but for its pods."""
+    apply(cluster)
+    cluster.kubectl("delete", "daemonset", names.AGENT, "-n", names.NAMESPACE, "--cascade=foreground")
+
+
+def apply(cluster: Cluster) -> None:
+    """Apply all that the agent ships with, and the policies that keep it to its node."""
     for folder in ("namespace", "crd", "priority", "agent"):
         cluster.kubectl("apply", "-k", str(ROOT / "config" / folder))
     cluster.kubectl("apply", "-f", str(ROOT / "config" / "policy" / "components.yaml"))
-    cluster.kubectl("delete", "daemonset", names.AGENT, "-n", names.NAMESPACE, "--cascade=foreground")
 
 
 def account(cluster: Cluster, node: str) -> Path:
