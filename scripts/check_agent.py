@@ -48,8 +48,9 @@ def check(
     root = folder / "host"
     (root / "proc").mkdir(parents=True)
     (root / "sys").symlink_to("/sys")
-    settings = {"simulate": simulate, "root": str(root), "scanSeconds": scan_s}
-    with AgentProcess(cluster, node, folder / "agent", **settings) as agent:
+    with AgentProcess(
+        cluster, node, folder / "agent", simulate=simulate, root=str(root), scanSeconds=scan_s
+    ) as agent:
         print(f"agent ready with {len(agent.hardware.uuids)} devices, {agent.process.memory_mb:.0f} MB")
         return [_round(cluster, node, agent, root) for _ in range(rounds)]
 
