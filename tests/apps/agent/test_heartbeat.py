@@ -192,6 +192,18 @@ async def test_deleted_lease_is_made_again(server: LeaseServer) -> None:
         assert holder(server) == "a"
 
 
+async def test_agent_whose_lease_was_deleted_and_taken_ends(server: LeaseServer) -> None:
+    async with Life(server, "a").living() as first, Life(server, "b").living():
+        server.leases.clear()
+        await asyncio.sleep(LOOK_S + 1)
+        assert holder(server) == "b", "it has waited for that"
+        await asyncio.sleep(2 * EVERY_S)
+        assert first.task is not None
+        with pytest.raises(Displaced, match="held by b"):
+            await first.task
+        assert first.beat.is_displaced
+
+
 async def test_refused_heartbeat_is_told_and_tried_again(server: LeaseServer) -> None:
     server.forbidden.add(NAME)
     async with Life(server, "a").living() as life:

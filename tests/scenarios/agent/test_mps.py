@@ -102,6 +102,18 @@ def test_daemon_comes_with_the_lease_and_ends_with_the_agent(site: Site) -> None
     assert site.mps is None, "and has said so before"
 
 
+def test_agent_that_was_displaced_ends_its_daemons_and_leaves_the_report(site: Site) -> None:
+    """What the report says of daemons is about those of the other agent now."""
+    with site.agent(mps=True, heartbeatSeconds=1) as agent:
+        site.reports(READY, "the node can keep daemons")
+        taken = {"spec": {"holderIdentity": "other"}}
+        path = f"{LEASES}/gpu-agent-{site.node}"
+        site.cluster.api.request("PATCH", path, taken, content_type="application/merge-patch+json")
+        until(lambda: not agent.process.is_running, "it ends")
+        agent.process.log.write_text("")  # how it ended
+    assert site.mps == READY
+
+
 def test_agent_keeps_no_daemons_unless_it_is_told_to(site: Site) -> None:
     with site.agent() as agent:
         until(lambda: agent.metric("gpu_agent_writes_total") > 0, "a report is written")

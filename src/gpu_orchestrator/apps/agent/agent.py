@@ -324,11 +324,12 @@ class Agent:
         return written.mps.folders if written is not None and written.mps is not None else ()
 
     async def _end_daemons(self) -> None:
-        """Say that the MPS daemons are not there any more, and end them."""
+        """Say that the MPS daemons are not there any more, and end them. If another agent has the node, the
+        report is that one's, and so are the daemons in it."""
         if self._mps is None:
             return
         try:
-            if self._seen is not None and self._mps.report is not None:
+            if self._seen and self._mps.report and not self._heartbeat.is_displaced:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LAST_REPORT_S):
                         await self.publisher.publish(msgspec.structs.replace(self._seen, mps=None))

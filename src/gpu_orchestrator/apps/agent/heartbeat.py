@@ -71,6 +71,8 @@ class Heartbeat:
         self._seen_at = clock()
         self.waits_for = ""
         """The other agent that we wait for, or why the Lease cannot be taken."""
+        self.is_displaced = False
+        """Another agent has this node now, and its report."""
 
     async def acquire(self) -> None:
         """Wait until this node has no other agent, and take the Lease."""
@@ -140,7 +142,9 @@ class Heartbeat:
         except KubeError as error:
             log.warning("heartbeat not written", lease=self._name, error=str(error))
             return False
-        return True
+        if self._held is None:  # it had been deleted, and somebody made it before us
+            await self._look_again()
+        return self._held is not None
 
     async def _look_again(self) -> None:
         """Read the Lease after somebody else wrote it; our own write whose answer was lost may be that."""
@@ -149,6 +153,7 @@ class Heartbeat:
         except KubeError:
             return
         if found.spec.holder_identity != self._identity:
+            self.is_displaced = True
             raise Displaced(f"lease {self._name} is held by {found.spec.holder_identity or 'nobody'}")
         self._held = found
 
