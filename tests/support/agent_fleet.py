@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import yaml
+from prometheus_client import CollectorRegistry
 
 from controlplane import kubeconfig
 from controlplane.cluster import Cluster, free_port
@@ -96,6 +97,7 @@ class Fleet:
     folder: Path
     settings: Json = field(default_factory=dict)
     hardware: dict[str, Hardware] = field(default_factory=dict)
+    metrics: dict[str, CollectorRegistry] = field(default_factory=dict)
     _stops: dict[str, asyncio.Event] = field(default_factory=dict)
     _running: dict[str, "asyncio.Future[None]"] = field(default_factory=dict)
 
@@ -147,7 +149,9 @@ class Fleet:
     async def _run(self, path: Path, settings: Settings, stop: asyncio.Event) -> None:
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(Client.open(config.load(str(path))))
-            await run.make(client, settings, run.source(settings)).run_until(stop)
+            made = run.make(client, settings, run.source(settings))
+            self.metrics[settings.node_name] = made.metrics
+            await made.run_until(stop)
 
     def stop(self, key: str) -> None:
         """Stop an agent as SIGTERM would."""

@@ -1,7 +1,9 @@
 """The metrics of devices and their labels."""
 
+from dataclasses import replace
 from typing import Any
 
+from gpu_orchestrator.api.gpunodestatus import NodeDevice
 from gpu_orchestrator.apps.agent.health import Condition, Fault
 from gpu_orchestrator.apps.agent.metrics import COUNTERS, GAUGES, Metrics, Shown
 from tests.support.agent_builders import NODE, device, look, reading
@@ -59,6 +61,19 @@ def test_value_that_the_driver_does_not_tell_is_left_out() -> None:
     registry = shown("uid-a", temperature_c=None).registry
     assert registry.get_sample_value("gpu_agent_power_watts", labels("a", "team")) is None
     assert registry.get_sample_value("gpu_agent_memory_used_mib", labels("a", "team")) == 0.0
+
+
+def test_device_that_is_lost_is_unhealthy_and_has_no_readings() -> None:
+    """An agent that starts after the loss knows it from the report alone: its alarm must not end then."""
+    metrics = shown("uid-a")
+    lost = NodeDevice(id=7, health="Unhealthy", uuid="GPU-7", model="L4", pci_bus_id="00000000:3C:00.0")
+    metrics.shown = replace(metrics.shown, lost=(lost,))
+    value = metrics.registry.get_sample_value
+    about = {"gpu": "7", "uuid": "GPU-7", "model": "L4", "pci_bus_id": "00000000:3C:00.0"}
+    labels_of_lost = labels() | about
+    assert value("gpu_agent_healthy", labels_of_lost) == 0.0
+    assert value("gpu_agent_memory_used_mib", labels_of_lost) is None
+    assert value("gpu_agent_devices") == 1.0, "those that the driver lists"
 
 
 def test_every_metric_is_in_the_document() -> None:

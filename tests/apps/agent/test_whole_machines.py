@@ -29,7 +29,7 @@ async def reported(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, mem
     return after.with_published(status.devices)
 
 
-def shape(memory: Memory) -> list[tuple[int, int]]:
+def shape(memory: Memory) -> list[tuple[int | None, int]]:
     devices = sorted(memory.published.values(), key=lambda each: each.id)
     return [(each.island, each.bandwidth_gbps) for each in devices]
 

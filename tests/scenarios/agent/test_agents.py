@@ -192,6 +192,13 @@ def test_id_stays_with_its_uuid_over_a_restart_with_a_device_less(fleet: Fleet, 
     devices = {each["id"]: each["uuid"] for each in fleet.report(node)["status"]["devices"]}
     assert devices == {0: "GPU-a", 1: "GPU-b", 2: "GPU-c"}
     assert health(fleet, node, 1) == health(fleet, node, 2) == "Healthy"
+    assert healthy(fleet, node) == {"GPU-a": 0.0, "GPU-b": 1.0, "GPU-c": 1.0}
+
+
+def healthy(fleet: Fleet, node: str) -> dict[str, float]:
+    """Return what the metrics say of each device."""
+    found = (family for family in fleet.metrics[node].collect() if family.name == "gpu_agent_healthy")
+    return {each.labels["uuid"]: each.value for family in found for each in family.samples}
 
 
 def write(fleet: Fleet, *uuids: str) -> None:

@@ -290,9 +290,10 @@ class Agent:
         given = await self._given.users(look, on_device)
         users = usage.joined(on_device, given)
         self._mismatches.observe(mismatch.uses(on_device, ids), mismatch.uses(given, ids))
-        status = survey.survey(look, self._memory.findings(look, users), self._observed)
+        found = self._memory.findings(look, users)
+        status = survey.survey(look, found, self._observed)
         self._memory = self._memory.with_published(status.devices)
-        self._metrics.shown = Shown(look, ids, self._memory.conditions, users, self._names(users))
+        self._metrics.shown = Shown(look, ids, found.conditions, users, self._names(users), found.lost)
         if self._mps is not None:
             uuids = {each.id: each.uuid for each in status.devices if each.vendor == "nvidia"}
             self._mps.follow(uuids, status.driver)
@@ -342,6 +343,7 @@ class Agent:
         before = self._seen or self._recalled
         if before is not None and self._clock() - self._looked_at >= SILENT_S:
             self._seen = survey.unseen(before, self._memory.conditions, datetime.now(UTC))
+            self._metrics.shown = Shown(lost=tuple(self._seen.devices))
             self._offer()
 
     def _uid_of(self, namespace: str, name: str) -> str | None:

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gpu_orchestrator.adapters.gpus.gpu import Device, Reading
+from gpu_orchestrator.api.gpunodestatus import NodeDevice
 from gpu_orchestrator.apps.agent.health import HEALTHY, Condition
 from gpu_orchestrator.apps.agent.survey import Look
 
@@ -58,13 +59,14 @@ COUNTERS: dict[str, tuple[str, Value]] = {
 @dataclass(frozen=True, slots=True)
 class Shown:
     """What a scrape shows. `users` has the UIDs of the pods that use a device, `pods` their namespaces and
-    names."""
+    names. `lost` are devices of the report that were not seen: they have no readings, and are unhealthy."""
 
     look: Look = field(default_factory=Look)
     ids: Mapping[str, int] = field(default_factory=dict)
     conditions: Mapping[str, Condition] = field(default_factory=dict)
     users: Mapping[str, frozenset[str]] = field(default_factory=dict)
     pods: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    lost: tuple[NodeDevice, ...] = ()
 
 
 class Metrics:
@@ -123,6 +125,10 @@ class _Devices(Collector):
         for device, labels in rows:
             condition = shown.conditions.get(device.uuid, HEALTHY)
             healthy.add_metric(labels, float(condition.is_healthy))
+        for lost in shown.lost:
+            healthy.add_metric(
+                [str(lost.id), lost.uuid, lost.model, lost.pci_bus_id, self._metrics.node, "", ""], 0.0
+            )
         yield total
         yield healthy
 
