@@ -51,12 +51,23 @@ def surroundings(popen: type[subprocess.Popen[Any]], folder: Path, new_session: 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_it(number: signal.Signals) -> None:
+    handled = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` lets all ignore it
+    try:
+        _signal_ends_it(number)
+    finally:
+        signal.signal(signal.SIGINT, handled)
+
+
+def _signal_ends_it(number: signal.Signals) -> None:
     command, quiet = [*TELL, "wait"], subprocess.DEVNULL
     with warm.Popen(command, env=compiled(), stdout=subprocess.PIPE, stderr=quiet) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
         process.send_signal(number)
-        assert process.wait(60) == -number
+        try:
+            assert process.wait(60) == -number
+        finally:
+            process.kill()
 
 
 def test_output_goes_to_a_file(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ GUIDE = ROOT / "docs" / "quickstart.md"
 
 
 def blocks() -> list[str]:
-    return re.findall(r"```sh\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
+    found = re.findall(r"(<!-- not run[^>]*-->\n)?```sh\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
+    return [block for not_run, block in found if not not_run]
 
 
 def answers(output: str) -> list[dict[str, object]]:
