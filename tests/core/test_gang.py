@@ -8,7 +8,7 @@ import pytest
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.errors import InvalidRequest
 from gpu_orchestrator.core.gang import Gang, GangRefusal, decide_gang
-from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.core.request import GangTerms, Request
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.builders import cluster, node, request, whole
 
@@ -18,12 +18,13 @@ POLICY = REGISTRY.policy()
 
 def gang(*gpus: int, least: int | None = None, domain: str = "", near: str = "", **shape: Any) -> Gang:
     members = tuple(request(f"m{number}", each, **shape) for number, each in enumerate(gpus))
-    return Gang("g", members, least or len(gpus), domain, near)
+    terms = GangTerms("g", least or len(gpus), domain, near)
+    return Gang(terms, members, terms.least)
 
 
 def decided(asked: Gang, *nodes: Any, held: tuple[Placement, ...] = ()) -> tuple[Placement, ...]:
     answer = _decide(asked, *nodes, held=held)
-    assert not isinstance(answer, GangRefusal), answer.message
+    assert not isinstance(answer, GangRefusal), answer.refusal.message
     return answer
 
 
@@ -55,15 +56,15 @@ def test_four_members_of_eight_gpus_fill_four_nodes() -> None:
 
 def test_three_nodes_are_one_too_few_and_the_answer_counts() -> None:
     said = refused(gang(8, 8, 8, 8), *(node(name, 8) for name in "abc"))
-    assert said.never
-    assert said.message == (
-        "3 of 4 members fit together; for the next one 0/3 nodes fit: 3 have fewer than 8 free GPUs"
+    assert said.refusal.never
+    assert said.refusal.message == (
+        "gang g: 3 of 4 members fit together; for the next one 0/3 nodes fit: 3 have fewer than 8 free GPUs"
     )
 
 
 def test_busy_cluster_may_take_the_gang_later() -> None:
     said = refused(gang(8, 8), node("a", 8), node("b", 8), held=(whole("other", "a", 0),))
-    assert (said.placed, said.never) == (1, False)
+    assert (said.placed, said.refusal.never) == (1, False)
 
 
 def test_large_members_go_first_whatever_their_order() -> None:
@@ -122,15 +123,15 @@ class TestDomains:
 
     def test_no_domain_is_large_enough(self) -> None:
         said = refused(gang(8, 8, 8, domain="rack"), *self.RACKS)
-        assert said.message == (
-            "0 of 3 members fit together in one rack; for the next one 0/4 nodes fit: "
+        assert said.refusal.message == (
+            "gang g: 0 of 3 members fit together in one rack; for the next one 0/4 nodes fit: "
             "4 are in a rack with too little free for 3 members"
         )
 
     def test_no_node_has_the_label(self) -> None:
         said = refused(gang(1, 1, domain="block"), *self.RACKS)
-        assert said.never
-        assert "have no label block" in said.message
+        assert said.refusal.never
+        assert "have no label block" in said.refusal.message
 
     def test_nodes_without_the_label_are_no_domain_of_their_own(self) -> None:
         assert refused(gang(8, domain="rack"), node("d", 8), node("e", 0, labels={"rack": "1"})).placed == 0
@@ -138,6 +139,13 @@ class TestDomains:
     def test_domain_that_has_enough_in_sum_but_not_on_a_node_is_passed_over(self) -> None:
         half = node("a", 4, labels={"rack": "1"}), node("b", 4, labels={"rack": "1"})
         assert {each.node for each in decided(gang(8, domain="rack"), *half, self.RACKS[2])} == {"c"}
+
+    def test_selector_of_a_member_still_counts(self) -> None:
+        said = refused(gang(8, 8, domain="rack", labels={"rack": "2"}), *self.RACKS)
+        assert said.refusal.message == (
+            "gang g: 0 of 2 members fit together in one rack; for the next one 0/4 nodes fit: "
+            "2 are in another rack, 2 do not match the selector rack=2"
+        )
 
     def test_a_domain_is_preferred_where_there_is_one_and_ignored_where_there_is_none(self) -> None:
         assert {each.node for each in decided(gang(8, 8, near="rack"), *self.RACKS)} == {"a", "b"}
@@ -147,4 +155,4 @@ class TestDomains:
 @pytest.mark.parametrize("least", [0, 3])
 def test_least_that_cannot_be_is_refused(least: int) -> None:
     with pytest.raises(InvalidRequest, match=f"{least} members of gang g must start together, and it has 2"):
-        Gang("g", (request("a"), request("b")), least)
+        Gang(GangTerms("g", least), (request("a"), request("b")), least)

@@ -4,6 +4,7 @@ import random
 
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.gang import Gang
+from gpu_orchestrator.core.request import GangTerms
 from gpu_orchestrator.core.reservation import Reservation, soonest
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.builders import cluster, node, request, whole
@@ -17,7 +18,14 @@ def reserved(*gpus: int, held: tuple[Placement, ...] = HELD, **ends: float) -> R
     for each in held:
         world.place(each)
     members = tuple(request(f"m{number}", each) for number, each in enumerate(gpus))
-    return soonest(Gang("g", members, len(gpus)), world, held, ends, lambda _: POLICY, random.Random(1))
+    return soonest(
+        Gang(GangTerms("g", len(gpus)), members, len(gpus)),
+        world,
+        held,
+        ends,
+        lambda _: POLICY,
+        random.Random(1),
+    )
 
 
 def test_the_node_whose_last_pod_ends_first() -> None:

@@ -13,7 +13,7 @@ from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.gang import Gang, GangRefusal, decide_gang
 from gpu_orchestrator.core.node import Node
 from gpu_orchestrator.core.policy import Policy
-from gpu_orchestrator.core.request import Request, Shape
+from gpu_orchestrator.core.request import GangTerms, Request, Shape
 from gpu_orchestrator.policies.registry import Registry
 from tests.support import oracle
 from tests.support.examples import cases
@@ -33,11 +33,12 @@ def test_places_of_a_gang_are_right_and_a_gang_that_fits_is_not_refused(made: Wo
         for number in range(rng.randint(1, 5))
     )
     least = rng.randint(1, len(members)) if rng.random() < 0.3 else len(members)
-    gang = Gang("g", members, least, domain="zone" if rng.random() < 0.3 else "")
+    terms = GangTerms("g", least, domain="zone" if rng.random() < 0.3 else "")
+    gang = Gang(terms, members, least)
     answer = decide_gang(gang, Cluster(made.nodes), _policy, random.Random(1))
     if isinstance(answer, GangRefusal):
         if all(each.shape in shapes and _is_plain(each.shape) for each in members):
-            assert not _fits(gang, made.nodes), (gang, answer.message)
+            assert not _fits(gang, made.nodes), (gang, answer.refusal.message)
     else:
         _check(gang, made.nodes, answer)
 
@@ -65,8 +66,8 @@ def _check(gang: Gang, nodes: list[Node], placed: tuple[Placement, ...]) -> None
         assert oracle.fits(shape, node, held[each.node])
         assert not shape.gpus or each.devices in oracle.possible_sets(shape, node, held[each.node])
         held[each.node].append(each)
-    if gang.domain:
-        values = {dict(by_name[each.node].labels).get(gang.domain) for each in placed}
+    if gang.terms.domain:
+        values = {dict(by_name[each.node].labels).get(gang.terms.domain) for each in placed}
         assert len(values) == 1
         assert None not in values
 
@@ -74,12 +75,18 @@ def _check(gang: Gang, nodes: list[Node], placed: tuple[Placement, ...]) -> None
 def _fits(gang: Gang, nodes: list[Node]) -> bool:
     """Try every way to give members to nodes, and none, if the gang may start without them."""
     choices = [*nodes, None] if gang.least < len(gang.members) else list(nodes)
-    values = {dict(node.labels).get(gang.domain) for node in nodes} - {None} if gang.domain else {None}
+    values = (
+        {dict(node.labels).get(gang.terms.domain) for node in nodes} - {None} if gang.terms.domain else {None}
+    )
     return any(
         _is_possible(gang, way)
         for value in values
         for way in product(
-            [n for n in choices if n is None or not gang.domain or dict(n.labels).get(gang.domain) == value],
+            [
+                n
+                for n in choices
+                if n is None or not gang.terms.domain or dict(n.labels).get(gang.terms.domain) == value
+            ],
             repeat=len(gang.members),
         )
     )

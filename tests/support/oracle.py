@@ -65,6 +65,7 @@ def is_wanted(shape: Shape, node: Node) -> bool:
     labels = dict(node.labels)
     return (
         all(labels.get(key) == value for key, value in shape.labels)
+        and (shape.within is None or labels.get(shape.within[0]) == shape.within[1])
         and (not shape.affinity or any(term_holds(term, node) for term in shape.affinity))
         and all(any(term_holds(term, node) for term in terms) for terms in shape.reach)
         and node.rdma_ports >= max(shape.fabric.min_ports, int(shape.fabric.rdma))

@@ -45,16 +45,24 @@ class Miss:
 class Refusal:
     """`reasons` count nodes by the first thing that keeps each from fitting, most frequent first. `never`
     means that no node of this cluster could take the request even if it were empty, ready and healthy.
-    `error` is set if nothing was decided, because the policy raised or is unknown."""
+    `error` is set if nothing was decided, because the policy raised or is unknown. `gang` is set for a member
+    of a gang: how far the whole of it came."""
 
     nodes: int
     reasons: tuple[tuple[str, int], ...] = ()
     nearest: Miss | None = None
     never: bool = False
     error: str = ""
+    gang: str = ""
 
     @property
     def message(self) -> str:
+        if self.gang:
+            return f"{self.gang}; for the next one {self._of_nodes}" if self.reasons else self.gang
+        return self._of_nodes
+
+    @property
+    def _of_nodes(self) -> str:
         if self.error:
             return f"0/{self.nodes} nodes fit: {self.error}"
         if not self.nodes:

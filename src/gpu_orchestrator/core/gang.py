@@ -20,7 +20,7 @@ from gpu_orchestrator.core.errors import InvalidRequest
 from gpu_orchestrator.core.filters.devices import Kind
 from gpu_orchestrator.core.limits import MOST_NUMBER
 from gpu_orchestrator.core.policy import Policy, Rng
-from gpu_orchestrator.core.request import Request, Shape
+from gpu_orchestrator.core.request import GangTerms, Request, Shape
 from gpu_orchestrator.core.standing import FITS, current
 
 SEARCH_STEPS = 2_000
@@ -36,20 +36,20 @@ Together = tuple[Placement, ...]
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """`least` members must start together; the others start with them where there is room, or later.
-    `domain` is the key of a node label of which all members need the same value, `near` that of one of which
-    they should have it."""
+    """The members to decide now, and the terms of their gang. `least` of these members must get places; it is
+    less than the terms say if others have started. `among` is the value of the terms' domain that the
+    members already running have, if any runs."""
 
-    key: str
+    terms: GangTerms
     members: tuple[Request, ...]
     least: int
-    domain: str = ""
-    near: str = ""
+    among: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= len(self.members):
             raise InvalidRequest(
-                f"{self.least} members of gang {self.key} must start together, and it has {len(self.members)}"
+                f"{self.least} members of gang {self.terms.name} must start together, "
+                f"and it has {len(self.members)}"
             )
 
     @property
@@ -59,34 +59,30 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class GangRefusal:
-    """`placed` members fit together, fewer than `least`. With these in place, `refusal` says why the next one
-    does not fit. `never`: it would not fit either if the cluster were empty."""
+    """`placed` members fit together, fewer than must. With these in place, `reason` says why the next one
+    does not fit."""
 
-    least: int
+    gang: Gang
     placed: int
-    refusal: Refusal
-    domain: str = ""
+    reason: Refusal
 
     @property
-    def never(self) -> bool:
-        return self.refusal.never
-
-    @property
-    def message(self) -> str:
-        together = f"together in one {self.domain}" if self.domain else "together"
-        first = f"{self.placed} of {self.least} members fit {together}"
-        return f"{first}; for the next one {self.refusal.message}"
-
-    def __str__(self) -> str:
-        return self.message
+    def refusal(self) -> Refusal:
+        """Return what is said to the owner of each member. `never`: it would not fit in an empty cluster
+        either."""
+        terms = self.gang.terms
+        together = f"together in one {terms.domain}" if terms.domain else "together"
+        said = f"gang {terms.name}: {self.placed} of {self.gang.least} members fit {together}"
+        return replace(self.reason, gang=said)
 
 
 def decide_gang(gang: Gang, cluster: Cluster, policy_of: PolicyOf, rng: Rng) -> Together | GangRefusal:
     """Return places for `least` members or more, or why there are none. Changes nothing."""
-    if gang.domain:
-        return _in_one_domain(gang, gang.domain, cluster, policy_of, rng)
-    if gang.near:
-        answer = _in_one_domain(gang, gang.near, cluster, policy_of, rng)
+    terms = gang.terms
+    if terms.domain:
+        return _in_one_domain(gang, terms.domain, cluster, policy_of, rng)
+    if terms.near:
+        answer = _in_one_domain(gang, terms.near, cluster, policy_of, rng)
         if not isinstance(answer, GangRefusal):
             return answer
     return _together(gang, cluster, policy_of, rng)
@@ -98,7 +94,8 @@ def _in_one_domain(
     """Try one domain after the other, the one with the least to spare first. Refuse with the words for the
     one in which most members fit."""
     best: GangRefusal | None = None
-    for value in _domains(gang, key, cluster)[:MOST_DOMAINS]:
+    values = [gang.among] if gang.among else _domains(gang, key, cluster)
+    for value in values[:MOST_DOMAINS]:
         members = tuple(_confined(each, key, value) for each in gang.members)
         answer = _together(replace(gang, members=members), cluster, policy_of, rng)
         if not isinstance(answer, GangRefusal):
@@ -106,8 +103,8 @@ def _in_one_domain(
         if best is None or answer.placed > best.placed:
             best = answer
     if best is None:
-        return GangRefusal(gang.least, 0, _no_domain(gang, key, cluster), key)
-    return replace(best, domain=key, refusal=replace(best.refusal, never=False))
+        return GangRefusal(gang, 0, _no_domain(gang, key, cluster))
+    return replace(best, reason=replace(best.reason, never=False))
 
 
 def _no_domain(gang: Gang, key: str, cluster: Cluster) -> Refusal:
@@ -118,8 +115,7 @@ def _no_domain(gang: Gang, key: str, cluster: Cluster) -> Refusal:
 
 
 def _confined(member: Request, key: str, value: str) -> Request:
-    labels = tuple(sorted({**dict(member.shape.labels), key: value}.items()))
-    return replace(member, shape=replace(member.shape, labels=labels))
+    return replace(member, shape=replace(member.shape, within=(key, value)))
 
 
 def _domains(gang: Gang, key: str, cluster: Cluster) -> list[str]:
@@ -143,12 +139,26 @@ def _domains(gang: Gang, key: str, cluster: Cluster) -> list[str]:
     return [values[at] for at in sorted(where(enough).tolist(), key=lambda at: (spare[at], values[at]))]
 
 
+def may_fit(gang: Gang, cluster: Cluster, rooms: dict[Shape, int]) -> bool:
+    """Return False if by the numbers there is not enough room for the gang. `rooms` is a memory for one state
+    of the cluster."""
+    fitting = 0
+    for shape, count in Counter(each.shape for each in gang.members).items():
+        if shape not in rooms:
+            rooms[shape] = int(np.minimum(_room(shape, cluster), MOST_NUMBER)[cluster.inventory.alive].sum())
+        if gang.is_all and rooms[shape] < count:
+            return False
+        fitting += min(rooms[shape], count)
+    return fitting >= gang.least
+
+
 def _room(shape: Shape, cluster: Cluster) -> Ints:
     """Return for each node how many of this shape its free devices could take at most."""
     rows = np.arange(cluster.inventory.size)
     if not shape.gpus:
         return np.full(len(rows), MOST_NUMBER, np.int64)
-    free = Kind(shape, cluster.inventory).free(cluster, rows)
+    one = replace(shape, gpus=1)  # of a node with devices of two vendors, all count
+    free = Kind(one, cluster.inventory).free(cluster, rows)
     if shape.exclusive:
         return count_in_row(free) // shape.gpus
     per_device = cluster.usage.free_milli // max(shape.milli, 1)
@@ -170,7 +180,7 @@ def _together(gang: Gang, cluster: Cluster, policy_of: PolicyOf, rng: Rng) -> To
         if found is not None:
             return found
     never = refusal.never or (gang.is_all and _is_too_much(gang, cluster))
-    return GangRefusal(gang.least, len(placed), replace(refusal, never=never))
+    return GangRefusal(gang, len(placed), replace(refusal, never=never))
 
 
 def _fold(

@@ -106,7 +106,8 @@ class Shape:
     `milli` thousandths and `memory_mib` of memory. `models` empty means any model. `preferred` terms have
     weights; they refuse no node. `volumes` are attached to the node, each by its driver and handle. `reach`
     says where volumes can be mounted: lists of terms, of each of which one must hold. `model` is what runs
-    there: a copy of it that is loaded already is preferred, and refuses no node.
+    there: a copy of it that is loaded already is preferred, and refuses no node. `within` is a label, key and
+    value, that the nodes of a gang need: only `core/gang.py` sets it.
     """
 
     gpus: int = 1
@@ -129,6 +130,7 @@ class Shape:
     volumes: tuple[tuple[str, str], ...] = ()
     rules: "PodRules | None" = None
     model: str = ""
+    within: tuple[str, str] | None = None
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -152,9 +154,22 @@ _compared = attrgetter(*(name for name in Shape.__dataclass_fields__ if name != 
 
 
 @dataclass(frozen=True, slots=True)
+class GangTerms:
+    """What a member says of its gang: `least` members must start together, the others start with them where
+    there is room, or later. `domain` is the key of a node label of which all members need the same value,
+    `near` that of one of which they should have it."""
+
+    name: str
+    least: int = 1
+    domain: str = ""
+    near: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """`key` identifies the request for good (a pod's UID, a task's id). Strategy and allocator are names;
-    empty means the default. `neighbour` is what other pods' rules see of it."""
+    empty means the default. `neighbour` is what other pods' rules see of it. A member of a gang has its
+    terms; all members should have the same."""
 
     key: str
     shape: Shape
@@ -163,6 +178,7 @@ class Request:
     strategy: str = ""
     allocator: str = ""
     neighbour: "Neighbour | None" = field(default=None, hash=False)
+    gang: GangTerms | None = None
 
 
 def request(
@@ -179,6 +195,7 @@ def request(
     strategy: str = "",
     allocator: str = "",
     neighbour: "Neighbour | None" = None,
+    gang: GangTerms | None = None,
     **shape: Any,
 ) -> Request:
     """Build a request. A `share` (or `shared=True` with memory alone) makes it Shared, otherwise it is
@@ -193,7 +210,7 @@ def request(
         labels=tuple(sorted((labels or {}).items())),
         **shape,
     )
-    return Request(key, asked, priority, tenant, strategy, allocator, neighbour)
+    return Request(key, asked, priority, tenant, strategy, allocator, neighbour, gang)
 
 
 def pairs(amounts: Mapping[str, int] | Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:

@@ -54,4 +54,4 @@ def soonest(
     first = bisect_left(range(len(moments)), True, key=fits)
     if first == len(moments):
         return None
-    return Reservation(gang.key, moments[first], answers[first])
+    return Reservation(gang.terms.name, moments[first], answers[first])

@@ -21,6 +21,8 @@ def for_shape(shape: Shape) -> Iterator[Filter]:
     yield Ready()
     yield Schedulable()
     yield Tolerated(shape.tolerations)
+    if shape.within:
+        yield Within(shape.within)
     if shape.labels:
         yield Labelled(shape.labels)
     if shape.affinity:
@@ -115,6 +117,17 @@ def tolerates(toleration: Toleration, taint: Taint) -> bool:
     if toleration.key != taint.key:
         return not toleration.key and toleration.operator == "Exists"
     return toleration.operator == "Exists" or toleration.value == taint.value
+
+
+class Within(Filter):
+    """The node is in the domain that the other members of the gang are given."""
+
+    def __init__(self, label: tuple[str, str]) -> None:
+        self.label = label
+        self.reason = f"are in another {label[0]}"
+
+    def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
+        return _has(self.label, cluster.inventory, rows)
 
 
 class Labelled(Filter):
