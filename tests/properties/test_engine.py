@@ -29,6 +29,7 @@ from gpu_orchestrator.engine.events import (
     Place,
     Placed,
     PlaceFailed,
+    PlaceGang,
     PlacementObserved,
     Refuse,
     RequestAdded,
@@ -185,6 +186,7 @@ def _tell(engine: Engine, model: Model, *events: Event) -> None:
     for event in events:
         model.expect(event)
     for action in engine.handle_all(events, model.now):
+        assert not isinstance(action, PlaceGang)
         key = action.request.key
         if action.request.strategy == "unheard":
             assert isinstance(action, Refuse)

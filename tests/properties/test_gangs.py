@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from itertools import product
 from random import Random
 
 from hypothesis import given
@@ -12,10 +11,22 @@ from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.gang import Gang, GangRefusal, decide_gang
 from gpu_orchestrator.core.node import Node
+from gpu_orchestrator.core.node import node as new_node
 from gpu_orchestrator.core.policy import Policy
-from gpu_orchestrator.core.request import GangTerms, Request, Shape
+from gpu_orchestrator.core.request import GangTerms, Request, Shape, request
+from gpu_orchestrator.engine.engine import Engine
+from gpu_orchestrator.engine.events import (
+    Action,
+    NodeUpdated,
+    Placed,
+    PlaceFailed,
+    PlaceGang,
+    RequestAdded,
+    RequestRemoved,
+    Tick,
+)
 from gpu_orchestrator.policies.registry import Registry
-from tests.support import oracle
+from tests.support import gang_search, oracle
 from tests.support.examples import cases
 from tests.support.generators import ALLOCATORS, STRATEGIES, World, a_shape
 
@@ -38,7 +49,7 @@ def test_places_of_a_gang_are_right_and_a_gang_that_fits_is_not_refused(made: Wo
     answer = decide_gang(gang, Cluster(made.nodes), _policy, random.Random(1))
     if isinstance(answer, GangRefusal):
         if all(each.shape in shapes and _is_plain(each.shape) for each in members):
-            assert not _fits(gang, made.nodes), (gang, answer.refusal.message)
+            assert not gang_search.fits(gang, made.nodes, {}), (gang, answer.refusal.message)
     else:
         _check(gang, made.nodes, answer)
 
@@ -72,48 +83,80 @@ def _check(gang: Gang, nodes: list[Node], placed: tuple[Placement, ...]) -> None
         assert None not in values
 
 
-def _fits(gang: Gang, nodes: list[Node]) -> bool:
-    """Try every way to give members to nodes, and none, if the gang may start without them."""
-    choices = [*nodes, None] if gang.least < len(gang.members) else list(nodes)
-    values = (
-        {dict(node.labels).get(gang.terms.domain) for node in nodes} - {None} if gang.terms.domain else {None}
-    )
-    return any(
-        _is_possible(gang, way)
-        for value in values
-        for way in product(
-            [
-                n
-                for n in choices
-                if n is None or not gang.terms.domain or dict(n.labels).get(gang.terms.domain) == value
-            ],
-            repeat=len(gang.members),
-        )
-    )
+@cases(200)
+@given(st.integers(0, 2**32))
+def test_gangs_start_whole_and_each_that_fits_starts(seed: int) -> None:
+    """Members of several gangs come in any order. A gang holds everything or nothing at any moment, and when
+    nothing moves any more, none that waits would fit."""
+    rng = Random(seed)
+    nodes = [new_node(name, rng.choice([2, 4, 4])) for name in "abc"[: rng.randint(1, 3)]]
+    gangs = [_members(rng, name) for name in "xyz"[: rng.randint(2, 3)]]
+    came = [each for gang in gangs for each in gang]
+    rng.shuffle(came)
+    engine, now, running = Engine(REGISTRY.policy_of, Random(1)), 0.0, dict[str, Placement]()
+    engine.handle_all(map(NodeUpdated, nodes), now)
+    for asked in came:
+        _start(engine.handle(RequestAdded(asked), now), engine, running, now, rng)
+    for _ in range(40):
+        now += 11.0  # longer than any rest
+        actions = engine.handle(Tick(), now)
+        _start(actions, engine, running, now, rng)
+        waiting = _judge(gangs, nodes, running, is_quiet=not actions)
+        if actions:
+            continue
+        if not waiting:
+            return
+        if not running:
+            break
+        ended = next(gang for gang in gangs if gang[0].key in running)
+        gangs.remove(ended)
+        for each in ended:
+            running.pop(each.key)
+        _start(engine.handle_all([RequestRemoved(e.key) for e in ended], now), engine, running, now, rng)
+    assert not any(gang_search.fits(_gang(each), nodes, {}) for each in waiting)
 
 
-def _is_possible(gang: Gang, way: tuple[Node | None, ...]) -> bool:
-    if sum(node is not None for node in way) < gang.least:
-        return False
-    on: dict[str, list[Shape]] = {}
-    nodes = {node.name: node for node in way if node is not None}
-    for member, node in zip(gang.members, way, strict=True):
-        if node is not None:
-            on.setdefault(node.name, []).append(member.shape)
-    return all(_node_takes(nodes[name], shapes) for name, shapes in on.items())
+def _members(rng: Random, name: str) -> list[Request]:
+    sizes = [rng.choice([0, 1, 1, 2, 2, 3, 4]) for _ in range(rng.randint(2, 4))]
+    if rng.random() < 0.5:
+        sizes = [rng.choice([1, 2, 4])] * len(sizes)
+    terms = GangTerms(name, len(sizes))
+    return [request(f"{name}{at}", size, gang=terms, priority=len(sizes)) for at, size in enumerate(sizes)]
 
 
-def _node_takes(node: Node, shapes: list[Shape]) -> bool:
-    def rest_fits(left: list[Shape], held: list[Placement]) -> bool:
-        if not left:
-            return True
-        shape = left[0]
-        if not oracle.fits(shape, node, held):
-            return False
-        sets = oracle.possible_sets(shape, node, held) if shape.gpus else [()]
-        taken = (
-            Placement(f"t{len(held)}", node.name, devices=each, resources=shape.resources) for each in sets
-        )
-        return any(rest_fits(left[1:], [*held, each]) for each in taken)
+def _gang(members: list[Request]) -> Gang:
+    assert members[0].gang is not None
+    return Gang(members[0].gang, tuple(members), len(members))
 
-    return rest_fits(sorted(shapes, key=lambda each: -each.gpus), [])
+
+def _start(
+    actions: list[Action], engine: Engine, running: dict[str, Placement], now: float, rng: Random
+) -> None:
+    """Carry out what the engine wants; sometimes it cannot be done, and then none of a gang is."""
+    for action in actions:
+        if isinstance(action, PlaceGang):
+            keys = [each.request.key for each in action.places]
+            if rng.random() < 0.2:
+                later = engine.handle_all(map(PlaceFailed, keys), now)
+            else:
+                running |= {each.request.key: each.placement for each in action.places}
+                later = engine.handle_all(map(Placed, keys), now)
+            _start(later, engine, running, now, rng)
+
+
+def _judge(
+    gangs: list[list[Request]], nodes: list[Node], running: dict[str, Placement], *, is_quiet: bool
+) -> list[list[Request]]:
+    """Return the gangs that wait, after checking that each runs whole or not at all, and rightly waits."""
+    held: dict[str, list[Placement]] = {}
+    for placement in running.values():
+        held.setdefault(placement.node, []).append(placement)
+    for node in nodes:
+        used = [device for each in held.get(node.name, ()) for device in each.devices]
+        assert len(used) == len(set(used)) <= len(node.devices)
+    waiting = [gang for gang in gangs if gang[0].key not in running]
+    for gang in gangs:
+        assert len({each.key in running for each in gang}) == 1, "a part of the gang runs"
+    for gang in waiting if is_quiet else ():
+        assert not gang_search.fits(_gang(gang), nodes, held), "it fits and waits"
+    return waiting

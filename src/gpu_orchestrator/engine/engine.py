@@ -22,8 +22,9 @@ from gpu_orchestrator.core.standing import current
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.cache import Cache
-from gpu_orchestrator.engine.events import Action, Event, Place, Refuse, RequestAdded
+from gpu_orchestrator.engine.events import Action, Event, Place, PlaceGang, Refuse, RequestAdded
 from gpu_orchestrator.engine.fair_share import FairShare
+from gpu_orchestrator.engine.gangs import Gangs, judge
 from gpu_orchestrator.engine.in_flight import InFlight
 from gpu_orchestrator.engine.model_choice import Go, ModelChoice, Stay
 from gpu_orchestrator.engine.model_rechecks import ModelRechecks
@@ -63,6 +64,7 @@ class Engine:
         self._fair_share = FairShare()
         self.models = Models(models, self._cache)
         self._queue = SchedulingQueue(self._fair_share, backoff or Backoff(), self.models.line)
+        self._gangs = Gangs(backoff or Backoff())
         self._choice = ModelChoice(self.models, self._fair_share, self.cluster, rng)
         self._rechecks = ModelRechecks()
         self._now = 0.0
@@ -79,7 +81,7 @@ class Engine:
     @property
     def has_waiting(self) -> bool:
         """True if any request is active, parked or resting."""
-        return len(self._queue) > 0
+        return len(self._queue) > 0 or self._gangs.has_waiting
 
     def prepare(self) -> None:
         """Update the standing of the last decided shape, so that the next decision like it is faster. Call
@@ -135,15 +137,19 @@ class Engine:
         for model in self._rechecks.due(now):
             self._open_model(model)
         self._queue.wake_for_others(self.cluster)
+        for gang in self._gangs.helped(self.cluster, now):
+            self._queue.push(self._gangs.enqueue(gang))
         self._decide_active(now, actions)
+        actions.extend(Refuse(*each) for each in self._gangs.short_too_long(now, len(self.cluster)))
         return actions
 
     def deadline(self, now: float) -> float | None:
         """Return when to call again if nothing happens before; None if only an event can change anything."""
         if self._queue.is_behind or (not self._in_flight.is_full and self._queue.has_next()):
             return now
-        times = [at for at in (self._queue.rested_at(), self._rechecks.next_at()) if at is not None]
-        return max(min(times), now) if times else None
+        times = self._queue.rested_at(), self._rechecks.next_at(), self._gangs.next_at(now)
+        known = [at for at in times if at is not None]
+        return max(min(known), now) if known else None
 
     def takes_long(self, key: str) -> None:
         """Do not count this request against `max_in_flight`."""
@@ -151,6 +157,8 @@ class Engine:
 
     def why(self, key: str) -> Refusal | None:
         """Return why a waiting request does not fit now; None if it fits or does not wait."""
+        if self._gangs.get(key) is not None:
+            return self._gangs.refusal(key, len(self.cluster))
         if (waiting := self._queue.get(key)) is None:
             return None
         try:
@@ -164,17 +172,22 @@ class Engine:
             return "in flight"
         if (waiting := self._queue.get(key)) is not None:
             return self._queue.state_of(waiting)
+        if self._gangs.get(key) is not None:
+            return "active" if self._gangs.stage(key) == "queued" else "parked"
         return "held" if self._cache.holds(key) else None
 
     def waiting(self, key: str) -> Request | None:
         """Return the request that waits under this key, be it active, parked or resting."""
-        waiting = self._queue.get(key)
+        waiting = self._queue.get(key) or self._gangs.get(key)
         return None if waiting is None else waiting.request
 
     def counts(self) -> dict[State, int]:
         """Return how many requests are in each state."""
+        counts = self._queue.counts()
+        for state, members in self._gangs.counts().items():
+            counts[state] += members
         return {
-            **self._queue.counts(),
+            **counts,
             "in flight": len(self._in_flight),
             "held": len(self._cache) - len(self._cache.assumed),
         }
@@ -210,17 +223,27 @@ class Engine:
         if key in self._in_flight:
             self._add_in_flight(event, self._in_flight[key])
             return
-        known = self._queue.get(key)
+        known = self._queue.get(key) or self._gangs.get(key)
         if self._cache.holds(key) or (known is not None and known.request == request):
             return
         waiting = self._enter(request, known.since if known else now if event.since is None else event.since)
         if known is not None:
-            self._queue.remove(known)
-        if (refusal := self._queue.add(waiting, self.cluster)) is not None:
+            self._take_out(known)
+        if request.gang is not None:
+            if (speaker := self._gangs.enter(waiting, request.gang, now)) is not None:
+                self._queue.push(speaker)
+        elif (refusal := self._queue.add(waiting, self.cluster)) is not None:
             actions.append(Refuse(request, refusal))
             model = request.shape.model
             if model and self._rechecks.are_enough(model, self.models.line.count(model)):
                 self._open_model(model)
+
+    def _take_out(self, waiting: Waiting) -> None:
+        """Take out a request from wherever it waits."""
+        if waiting.request.gang is None:
+            self._queue.remove(waiting)
+        elif (speaker := self._gangs.leave(waiting.request.key, self._now)) is not None:
+            self._queue.remove(speaker)
 
     def _add_in_flight(self, event: RequestAdded, flying: Waiting) -> None:
         """A request came again while it is being placed. If it was removed meanwhile, it is added again
@@ -240,12 +263,13 @@ class Engine:
     def _remove(self, key: str) -> None:
         if key in self._in_flight:
             self._left[key] = None
-        elif (waiting := self._queue.get(key)) is not None:
-            self._queue.remove(waiting)
+        elif (waiting := self._queue.get(key) or self._gangs.get(key)) is not None:
+            self._take_out(waiting)
         else:
             self._release(key)
 
     def _release(self, key: str) -> None:
+        self._gangs.ends(key)
         self._queue.limits_changed(self._fair_share.let_go(key))
         self.models.ended(key, self._now)
         self._wake(self._cache.release(key))
@@ -254,9 +278,11 @@ class Engine:
         key = placement.key
         self._in_flight.land(key)
         self._left.pop(key, None)
-        if (waiting := self._queue.get(key)) is not None:
-            self._queue.remove(waiting)
+        if (waiting := self._queue.get(key) or self._gangs.get(key)) is not None:
+            self._take_out(waiting)
         if request is not None:
+            if request.gang is not None:
+                self._gangs.observed(key, placement.node, request.gang)
             flow, cost = self._order.flow(request), self._order.cost(request)
             self._queue.limits_changed(self._fair_share.take(key, flow, cost))
             if request.shape.model:
@@ -278,8 +304,11 @@ class Engine:
         freed = self._cache.forget(key)
         self._queue.limits_changed(self._fair_share.let_go(key))
         self.models.ended(key, now, has_run=False)
+        self._gangs.ends(key)
         if key in self._left:
             self._add_again(key, now, actions)
+        elif waiting.request.gang is not None:
+            self._gangs.rest(waiting, waiting.request.gang, now)
         else:
             self._queue.add_resting(waiting, now)
         self._wake(freed)
@@ -292,6 +321,7 @@ class Engine:
     def _wake(self, node: str | None, *, observed: bool = False) -> None:
         """Something became free on a node: offer it to the requests that fit there now."""
         if node is not None:
+            self._gangs.something_freed()
             self._queue.wake_for(self.cluster, node, observed=observed)
             if self.models:
                 for copy in self.models.idle(node):
@@ -309,6 +339,9 @@ class Engine:
                 return
             if (waiting := queue.pop(cluster)) is None:
                 return
+            if waiting.request.gang is not None:
+                self._decide_gang(waiting, now, actions)
+                continue
             model = waiting.request.shape.model
             refusal = queue.join_parked(waiting, cluster)
             if refusal is None and not (model and self.models.is_pinned(model)):
@@ -335,13 +368,37 @@ class Engine:
         return self._placed_by(waiting, answer, cost, waiting)
 
     def _placed_by(self, chosen: Waiting, answer: Placement, cost: float, asked: Waiting) -> Place:
-        """Count the placement of a request; it is in flight now. `asked` is what the queue returned."""
-        key = chosen.request.key
-        self._in_flight[key] = chosen
-        self._fair_share.charge(chosen.flow, cost)
-        self._queue.limits_changed(self._fair_share.take(key, chosen.flow, cost))
+        """Count the placement of a request. `asked` is what the queue returned."""
+        place = self._in_flight_with(chosen, answer, cost)
         self._queue.settle(asked)
-        return Place(chosen.request, answer)
+        return place
+
+    def _in_flight_with(self, waiting: Waiting, answer: Placement, cost: float) -> Place:
+        key = waiting.request.key
+        self._in_flight[key] = waiting
+        self._fair_share.charge(waiting.flow, cost)
+        self._queue.limits_changed(self._fair_share.take(key, waiting.flow, cost))
+        return Place(waiting.request, answer)
+
+    def _decide_gang(self, speaker: Waiting, now: float, actions: list[Action]) -> None:
+        gang = self._gangs.spoken_for(speaker)
+        self._queue.leave(speaker)
+        if gang.is_short:  # members ended that it had counted on
+            self._gangs.dequeue(gang, now)
+            return
+        answer = judge(gang, self.cluster, self._order.cost, self._rng)
+        if isinstance(answer, Refusal):
+            self._gangs.park(gang, answer, now)
+            if answer.error:
+                self._gangs.recheck(gang)
+        else:
+            for waiting, placement, _ in answer:
+                self._cache.assume(placement)
+                self._gangs.starts(waiting.request.key, placement.node)
+            actions.append(PlaceGang(gang.terms.name, tuple(self._in_flight_with(*each) for each in answer)))
+            self._gangs.placed(gang, now)
+        if gang.refusal is not None:
+            actions.extend(Refuse(each, gang.refusal) for each in self._gangs.untold(gang))
 
     def _decide_model(self, waiting: Waiting, now: float) -> Action:
         """Decide a request that names a model; another one, whose model is loaded, may go before it."""

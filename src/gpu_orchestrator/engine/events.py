@@ -106,6 +106,14 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaceGang:
+    """Carry out all of these or none, and report the outcome of each."""
+
+    gang: str
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Refuse:
     """The request does not fit now. It waits and is tried again when that could have changed."""
 
@@ -113,4 +121,4 @@ class Refuse:
     refusal: Refusal
 
 
-Action = Place | Refuse
+Action = Place | PlaceGang | Refuse

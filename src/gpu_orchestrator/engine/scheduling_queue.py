@@ -64,6 +64,11 @@ class SchedulingQueue:
             self._active.push(waiting)
         return refusal
 
+    def push(self, waiting: Waiting) -> None:
+        """Add the entry of a gang, which is decided whatever is known of its shapes."""
+        self._enter(waiting)
+        self._active.push(waiting)
+
     def add_resting(self, waiting: Waiting, now: float) -> None:
         """Add a request whose placing failed."""
         self._enter(waiting)

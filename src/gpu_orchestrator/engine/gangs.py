@@ -1,0 +1,298 @@
+"""Gangs that wait: their members come one by one and are decided together.
+
+              enough members              refused
+    short ────────────────────▶ queued ────────────▶ parked
+      ▲                          │  ▲                  │
+      │ members leave            │  └──────────────────┘ something became free, and it rested
+      └──────────────────────────┤
+                                 ▼ placed together
+                     members in flight, then held; members that come later are placed beside them
+
+In the queue a gang is one entry, its speaker: it has the lane, flow and rank of the member that would be
+first. Kept by the engine.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from gpu_orchestrator.core.answer import Placement, Refusal, not_judged
+from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.gang import Gang, GangRefusal, decide_gang, may_fit
+from gpu_orchestrator.core.policy import Rng
+from gpu_orchestrator.core.request import GangTerms, Request, Shape
+from gpu_orchestrator.engine.backoff import Backoff
+from gpu_orchestrator.engine.queue import Waiting
+
+PATIENCE_S = 1.0
+"""How long a gang may be short before its members are told: mostly all of them come at once."""
+MOST_CHECKED = 256
+"""Parked gangs whose room is counted in one call."""
+
+Stage = Literal["short", "queued", "parked"]
+
+
+@dataclass(slots=True, eq=False)
+class Members:
+    """The members of one gang: those that wait, and the nodes of those that are in flight or held."""
+
+    terms: GangTerms
+    waiting: dict[str, Waiting] = field(default_factory=dict)
+    started: dict[str, str] = field(default_factory=dict)
+    stage: Stage = "short"
+    speaker: Waiting | None = None
+    refusal: Refusal | None = None
+    told: set[str] = field(default_factory=set)
+    attempts: int = 0
+    rests_until: float = 0.0
+
+    @property
+    def least(self) -> int:
+        """How many of those that wait must be placed together; the others of the gang run already."""
+        return max(self.terms.least - len(self.started), 1)
+
+    @property
+    def is_short(self) -> bool:
+        return len(self.waiting) < self.least
+
+    @property
+    def by_turn(self) -> list[Waiting]:
+        return sorted(self.waiting.values(), key=lambda each: (-each.lane, each.rank, each.number))
+
+
+class Gangs:
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._gangs: dict[str, Members] = {}
+        self._gang_of: dict[str, Members] = {}
+        self._parked: dict[str, Members] = {}
+        self._unchecked: dict[str, None] = {}
+        """Names of parked gangs that may have been helped since they were refused."""
+        self._has_news = False
+        self._short: dict[str, float] = {}
+        """When to tell the members of a gang that others are missing."""
+
+    @property
+    def has_waiting(self) -> bool:
+        return any(gang.waiting for gang in self._gangs.values())
+
+    def get(self, key: str) -> Waiting | None:
+        """Return the member that waits under this key."""
+        gang = self._gang_of.get(key)
+        return None if gang is None else gang.waiting.get(key)
+
+    def refusal(self, key: str, nodes: int) -> Refusal | None:
+        """Return why this member still waits; None if it was not decided yet."""
+        gang = self._gang_of[key]
+        return short(gang, nodes) if gang.stage == "short" else gang.refusal
+
+    def stage(self, key: str) -> Stage:
+        return self._gang_of[key].stage
+
+    def counts(self) -> dict[Literal["active", "parked"], int]:
+        """Return how many members are in each state, without the speakers, which the queue counts."""
+        active = parked = 0
+        for gang in self._gangs.values():
+            if gang.stage == "queued":
+                active += len(gang.waiting) - 1
+            else:
+                parked += len(gang.waiting)
+        return {"active": active, "parked": parked}
+
+    def spoken_for(self, speaker: Waiting) -> Members:
+        """Return the gang whose speaker the queue returned."""
+        terms = speaker.request.gang
+        return self._gangs[terms.name if terms else ""]
+
+    # --- members come and go -----------------------------------------------------------------------------
+
+    def enter(self, waiting: Waiting, terms: GangTerms, now: float) -> Waiting | None:
+        """Add a member that waits; return the entry for the queue if the gang has enough members by it."""
+        gang = self._add(waiting, terms)
+        if gang.stage == "parked":
+            self.recheck(gang)
+        elif gang.is_short:
+            self._short.setdefault(terms.name, now + PATIENCE_S)
+        elif gang.stage == "short":
+            return self.enqueue(gang)
+        return None
+
+    def leave(self, key: str, now: float) -> Waiting | None:
+        """Take out a member that waits; return the entry to take out of the queue, if too few are left."""
+        gang = self._gang_of.pop(key)
+        del gang.waiting[key]
+        self._drop_if_empty(gang)
+        if gang.is_short:
+            return self.dequeue(gang, now)
+        self.recheck(gang)
+        return None
+
+    def rest(self, waiting: Waiting, terms: GangTerms, now: float) -> None:
+        """Add a member that could not be placed. Mostly none of its gang could: all of them come, one by one,
+        and rest together."""
+        gang = self._add(waiting, terms)
+        if gang.stage == "short":
+            self.park(gang, None, now)
+        self.recheck(gang)
+
+    def _add(self, waiting: Waiting, terms: GangTerms) -> Members:
+        """The terms of the first member count for all."""
+        gang = self._gangs.setdefault(terms.name, Members(terms))
+        gang.waiting[waiting.request.key] = waiting
+        self._gang_of[waiting.request.key] = gang
+        return gang
+
+    def starts(self, key: str, node: str) -> None:
+        """A member that waited is placed: in flight, or observed on a node."""
+        gang = self._gang_of[key]
+        gang.waiting.pop(key, None)
+        gang.started[key] = node
+
+    def observed(self, key: str, node: str, terms: GangTerms) -> None:
+        """A member was found running, placed before a restart or by others."""
+        gang = self._gangs.setdefault(terms.name, Members(terms))
+        self._gang_of[key] = gang
+        self.starts(key, node)
+
+    def ends(self, key: str) -> None:
+        """A member that was in flight or held is gone. Those that still wait are asked for again."""
+        gang = self._gang_of.pop(key, None)
+        if gang is not None:
+            gang.started.pop(key, None)
+            self._drop_if_empty(gang)
+
+    def _drop_if_empty(self, gang: Members) -> None:
+        if not gang.waiting and not gang.started:
+            self._gangs.pop(gang.terms.name, None)
+            self._parked.pop(gang.terms.name, None)
+
+    # --- the queue ---------------------------------------------------------------------------------------
+
+    def enqueue(self, gang: Members) -> Waiting:
+        """Return the entry for the queue of a gang that has enough members."""
+        first = gang.by_turn[0]
+        # Keys of requests are UIDs and ids, which have no blank: this one is nobody's.
+        request = replace(first.request, key=f"gang {gang.terms.name}", gang=gang.terms)
+        gang.stage, gang.speaker = "queued", replace(first, request=request, queue=None, is_parked=False)
+        self._parked.pop(gang.terms.name, None)
+        return gang.speaker
+
+    def dequeue(self, gang: Members, now: float) -> Waiting | None:
+        """Let the gang wait for members again; return its entry if the queue has one."""
+        speaker, gang.speaker = gang.speaker, None
+        self._parked.pop(gang.terms.name, None)
+        gang.stage = "short"
+        gang.told.clear()
+        if gang.waiting:
+            self._short.setdefault(gang.terms.name, now + PATIENCE_S)
+        return speaker
+
+    def park(self, gang: Members, refusal: Refusal | None, now: float) -> None:
+        """Let a gang wait that was refused or could not be placed. It is tried again when something becomes
+        free, but rests first: to decide it costs more than a request does."""
+        if refusal is None or gang.refusal is None or refusal.message != gang.refusal.message:
+            gang.told.clear()
+        gang.stage, gang.speaker, gang.refusal = "parked", None, refusal
+        self._short.pop(gang.terms.name, None)
+        gang.rests_until = now + self._backoff.delay(gang.attempts)
+        gang.attempts += 1
+        self._parked[gang.terms.name] = gang
+
+    def placed(self, gang: Members, now: float) -> None:
+        """Enough members have places now. Those left over are tried again when something becomes free."""
+        gang.attempts = 0
+        if gang.waiting:
+            started = f"{len(gang.started)} members have started"
+            said = f"gang {gang.terms.name}: {started}, and there is no room for this one yet"
+            self.park(gang, Refusal(0, gang=said), now)
+        else:
+            gang.stage, gang.speaker, gang.refusal = "short", None, None
+
+    def recheck(self, gang: Members) -> None:
+        """This parked gang has other members now, or failed for a reason that may have passed."""
+        self._unchecked[gang.terms.name] = None
+
+    def untold(self, gang: Members) -> list[Request]:
+        """Return the members that were not told why the gang waits; from now on they count as told."""
+        news = [each.request for key, each in gang.waiting.items() if key not in gang.told]
+        gang.told = set(gang.waiting)
+        return news
+
+    def something_freed(self) -> None:
+        """All parked gangs may fit now."""
+        self._has_news = bool(self._parked)
+
+    def next_at(self, now: float) -> float | None:
+        """Return when `helped` or `short_too_long` may have something to return; None if only an event can
+        change that."""
+        names = self._parked if self._has_news else self._unchecked
+        times = [gang.rests_until for gang in self._of(names)] + list(self._short.values())
+        return max(min(times), now) if times else None
+
+    def short_too_long(self, now: float, nodes: int) -> Iterator[tuple[Request, Refusal]]:
+        """Yield the members, each once, that wait for others longer than is worth no word."""
+        for name in [name for name, at in self._short.items() if at <= now]:
+            del self._short[name]
+            gang = self._gangs.get(name)
+            if gang is not None and gang.is_short:
+                gang.refusal = short(gang, nodes)
+                yield from ((each, gang.refusal) for each in self.untold(gang))
+
+    def helped(self, cluster: Cluster, now: float) -> Iterator[Members]:
+        """Yield parked gangs for which there is room by the numbers now, a bounded number of them."""
+        rooms: dict[Shape, int] = {}
+        checked = 0
+        if self._has_news:
+            self._unchecked, self._has_news = dict.fromkeys(self._parked), False
+        for gang in self._of(self._unchecked):
+            if gang.rests_until > now:
+                continue
+            if checked >= MOST_CHECKED:
+                return
+            checked += 1
+            del self._unchecked[gang.terms.name]
+            if not gang.is_short and may_fit(to_decide(gang, cluster), cluster, rooms):
+                yield gang
+
+    def _of(self, names: Iterable[str]) -> list[Members]:
+        return [gang for name in names if (gang := self._parked.get(name)) is not None]
+
+
+class Chosen(NamedTuple):
+    waiting: Waiting
+    placement: Placement
+    cost: float
+
+
+def judge(
+    gang: Members, cluster: Cluster, cost: Callable[[Request], float], rng: Rng
+) -> list[Chosen] | Refusal:
+    """Return places for members of the gang with what they cost their flow, or why there are none."""
+    members = gang.waiting
+    try:
+        answer = decide_gang(to_decide(gang, cluster), cluster, lambda each: members[each.key].policy, rng)
+        if isinstance(answer, GangRefusal):
+            return answer.refusal
+        return [Chosen(members[each.key], each, cost(members[each.key].request)) for each in answer]
+    except Exception as error:  # policy and order may be plugins
+        return not_judged(len(cluster), error)
+
+
+def to_decide(gang: Members, cluster: Cluster) -> Gang:
+    """Return the members that wait, as they are decided now."""
+    members = tuple(each.request for each in gang.by_turn)
+    return Gang(gang.terms, members, gang.least, _domain_of(gang, cluster))
+
+
+def _domain_of(gang: Members, cluster: Cluster) -> str:
+    """Return the domain in which members of the gang run."""
+    nodes = (cluster.node(name) for name in gang.started.values() if name in cluster)
+    values = (dict(node.labels).get(gang.terms.domain, "") for node in nodes) if gang.terms.domain else ()
+    return next((value for value in values if value), "")
+
+
+def short(gang: Members, nodes: int) -> Refusal:
+    """Return what is said to members that wait for others. It has no count, or each member that comes would
+    be news to all the others."""
+    wanted = gang.terms.least
+    return Refusal(nodes, gang=f"gang {gang.terms.name}: waits until {wanted} members are there")

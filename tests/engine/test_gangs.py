@@ -1,0 +1,233 @@
+"""Gangs in the engine: members come one by one, get places together, or wait together."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from gpu_orchestrator.core.node import Node
+from gpu_orchestrator.core.request import GangTerms, Request
+from gpu_orchestrator.engine.engine import Engine
+from gpu_orchestrator.engine.events import (
+    Action,
+    Event,
+    NodeUpdated,
+    Place,
+    Placed,
+    PlaceFailed,
+    PlaceGang,
+    PlacementObserved,
+    Refuse,
+    RequestAdded,
+    RequestRemoved,
+    Tick,
+)
+from gpu_orchestrator.engine.gangs import PATIENCE_S
+from gpu_orchestrator.policies.registry import Registry
+from tests.support.builders import node, request, whole
+
+
+class World:
+    def __init__(self, *nodes: Node, **options: Any) -> None:
+        self.engine = Engine(Registry().policy_of, random.Random(1), **options)
+        self.now = 0.0
+        self.tell(*map(NodeUpdated, nodes))
+
+    def tell(self, *events: Event, after_s: float = 0.0) -> list[Action]:
+        self.now += after_s
+        return self.engine.handle_all(events, self.now)
+
+    def ask(self, *requests: Request) -> list[Action]:
+        return self.tell(*map(RequestAdded, requests))
+
+
+def member(key: str, gpus: int = 8, *, name: str = "g", least: int = 2, **more: Any) -> Request:
+    terms = GangTerms(name, least, more.pop("domain", ""))
+    return request(key, gpus, gang=terms, **more)
+
+
+def together(actions: list[Action]) -> list[set[str]]:
+    """Return the keys of each gang that is to be placed; single requests are gangs of one."""
+    return [
+        {place.request.key for place in (each.places if isinstance(each, PlaceGang) else (each,))}
+        for each in actions
+        if not isinstance(each, Refuse)
+    ]
+
+
+def said(actions: list[Action]) -> dict[str, str]:
+    return {each.request.key: each.refusal.message for each in actions if isinstance(each, Refuse)}
+
+
+def two_nodes() -> tuple[Node, Node]:
+    return node("a", 8), node("b", 8)
+
+
+def test_gang_waits_for_its_members_and_is_placed_whole() -> None:
+    world = World(*two_nodes())
+    assert world.ask(member("m1")) == []
+    assert world.engine.deadline(world.now) == PATIENCE_S
+    later = world.tell(Tick(), after_s=PATIENCE_S)
+    assert said(later) == {"m1": "gang g: waits until 2 members are there"}
+    assert world.tell(Tick(), after_s=PATIENCE_S) == []
+    assert world.engine.state_of("m1") == "parked"
+    assert together(world.ask(member("m2"))) == [{"m1", "m2"}]
+    assert world.engine.state_of("m1") == "in flight"
+    world.tell(Placed("m1"), Placed("m2"))
+    assert world.engine.state_of("m2") == "held"
+    assert not world.engine.has_waiting
+
+
+def test_gang_that_does_not_fit_takes_nothing_and_says_why_to_each() -> None:
+    world = World(node("a", 8))
+    actions = world.ask(member("m1"), member("m2"))
+    wanted = (
+        "gang g: 1 of 2 members fit together; for the next one 0/1 nodes fit: 1 has fewer than 8 free GPUs"
+    )
+    assert said(actions) == {"m1": wanted, "m2": wanted}
+    assert together(actions) == []
+    assert together(world.ask(request("single", 8))) == [{"single"}]
+    why = world.engine.why("m1")
+    assert why is not None
+    assert (why.message, why.never) == (wanted, True)
+
+
+def test_gang_is_placed_when_there_is_room_for_all() -> None:
+    world = World(*two_nodes())
+    world.ask(request("single", 1))
+    world.tell(Placed("single"))
+    assert together(world.ask(member("m1"), member("m2"))) == []
+    assert together(world.tell(NodeUpdated(node("c", 4)), after_s=2)) == []
+    assert together(world.tell(RequestRemoved("single"), after_s=2)) == [{"m1", "m2"}]
+
+
+def test_refused_gang_is_told_again_only_if_the_reason_changes() -> None:
+    world = World(node("a", 8))
+    world.ask(member("m1"), member("m2"))
+    assert said(world.tell(NodeUpdated(node("b", 4)), after_s=60)) == {}
+    later = said(world.ask(member("m3", least=2)))
+    assert set(later) <= {"m1", "m2", "m3"}
+
+
+def test_two_gangs_that_fit_alone_but_not_together_do_not_share() -> None:
+    """Members come in turns, so each gang would get half, and both would wait forever."""
+    world = World(*two_nodes())
+    actions = world.ask(
+        member("x1", name="x"), member("y1", name="y"), member("x2", name="x"), member("y2", name="y")
+    )
+    assert together(actions) == [{"x1", "x2"}]
+    world.tell(Placed("x1"), Placed("x2"))
+    assert together(world.tell(RequestRemoved("x1"), RequestRemoved("x2"), after_s=5)) == [{"y1", "y2"}]
+
+
+def test_more_important_gang_goes_first() -> None:
+    world = World(node("a", 8))
+    world.ask(request("single", 8))
+    world.tell(Placed("single"))
+    low = [member(f"l{n}", 4, name="low") for n in range(2)]
+    high = [member(f"h{n}", 4, name="high", priority=9) for n in range(2)]
+    world.ask(*low, *high)
+    assert together(world.tell(RequestRemoved("single"), after_s=9)) == [{"h0", "h1"}]
+
+
+def test_failed_gang_rests_and_is_tried_again_whole() -> None:
+    world = World(*two_nodes())
+    world.ask(member("m1"), member("m2"))
+    assert together(world.tell(PlaceFailed("m1"), PlaceFailed("m2"))) == []
+    assert world.engine.deadline(world.now) == 1.0
+    assert together(world.tell(Tick(), after_s=1.0)) == [{"m1", "m2"}]
+
+
+def test_member_that_failed_alone_joins_the_others_later() -> None:
+    world = World(*two_nodes())
+    world.ask(member("m1"), member("m2"))
+    world.tell(Placed("m1"), PlaceFailed("m2"))
+    assert together(world.tell(Tick(), after_s=1.0)) == [{"m2"}]
+
+
+def test_members_beyond_the_least_join_when_there_is_room() -> None:
+    world = World(*two_nodes())
+    members = [member(f"m{n}", least=2) for n in range(3)]
+    actions = world.ask(*members)
+    assert together(actions) == [{"m0", "m1"}]
+    assert said(actions) == {"m2": "gang g: 2 members have started, and there is no room for this one yet"}
+    world.tell(Placed("m0"), Placed("m1"))
+    assert together(world.tell(NodeUpdated(node("c", 8)), after_s=2)) == [{"m2"}]
+
+
+def test_member_that_joins_later_goes_where_the_others_run() -> None:
+    racks = [node(name, 8, labels={"rack": rack}) for name, rack in (("a", "1"), ("b", "2"), ("c", "2"))]
+    world = World(*racks)
+    terms = GangTerms("g", 1, "rack")
+    world.tell(PlacementObserved(whole("m1", "b", *range(8)), member("m1", least=1, domain="rack")))
+    late = replace(request("m2", 8), gang=terms)
+    actions = world.ask(late)
+    [place] = [place for each in actions if isinstance(each, PlaceGang) for place in each.places]
+    assert place.placement.node == "c"
+
+
+def test_members_found_running_after_a_restart_count() -> None:
+    world = World(*two_nodes())
+    world.tell(PlacementObserved(whole("m1", "a", *range(8)), member("m1")))
+    assert together(world.ask(member("m2"))) == [{"m2"}]
+
+
+def test_gang_is_short_again_when_a_member_leaves() -> None:
+    world = World(node("a", 8))
+    world.ask(member("m1"), member("m2"))
+    world.tell(RequestRemoved("m2"))
+    assert together(world.tell(NodeUpdated(node("b", 8)), after_s=9)) == []
+    why = world.engine.why("m1")
+    assert why is not None
+    assert why.message == "gang g: waits until 2 members are there"
+    assert together(world.ask(member("m3"))) == [{"m1", "m3"}]
+
+
+def test_removed_while_placed_counts_no_longer() -> None:
+    world = World(*two_nodes())
+    world.ask(member("m1"), member("m2"))
+    world.tell(RequestRemoved("m1"), RequestRemoved("m2"))
+    world.tell(Placed("m1"), PlaceFailed("m2"))
+    assert together(world.ask(request("s1", 8), request("s2", 8))) == [{"s1"}, {"s2"}]
+    assert world.engine.counts()["in flight"] == 2
+    assert not world.engine.has_waiting
+
+
+def test_late_member_is_short_when_the_others_end_before_its_turn() -> None:
+    world = World(*two_nodes())
+    world.tell(PlacementObserved(whole("m1", "a", *range(8)), member("m1")))
+    assert together(world.tell(RequestAdded(member("m2")), RequestRemoved("m1"))) == []
+    assert said(world.tell(Tick(), after_s=PATIENCE_S)) == {"m2": "gang g: waits until 2 members are there"}
+    assert together(world.ask(member("m3"))) == [{"m2", "m3"}]
+
+
+def test_changed_member_counts_once() -> None:
+    world = World(node("a", 8))
+    world.ask(member("m1"), member("m1", 4))
+    assert together(world.ask(member("m2", 4))) == [{"m1", "m2"}]
+
+
+def test_policy_that_fails_rests_the_gang() -> None:
+    broken = Registry().policy()
+    calls = []
+
+    class Failing(Exception):
+        pass
+
+    def allocate(choice: object) -> tuple[int, ...]:
+        calls.append(choice)
+        raise Failing("no")
+
+    world = World(*two_nodes())
+    world.engine = Engine(lambda _: replace(broken, allocate=allocate), random.Random(1))
+    world.tell(*map(NodeUpdated, two_nodes()))
+    actions = world.ask(member("m1"), member("m2"))
+    assert set(said(actions)) == {"m1", "m2"}
+    assert "Failing: no" in said(actions)["m1"]
+    assert world.engine.deadline(world.now) == 1.0
+
+
+def test_places_are_named_by_place_actions() -> None:
+    world = World(*two_nodes())
+    [action] = [each for each in world.ask(member("m1"), member("m2")) if isinstance(each, PlaceGang)]
+    assert action.gang == "g"
+    assert all(isinstance(each, Place) for each in action.places)
