@@ -1,4 +1,5 @@
-"""The store's contract for schedules: each moment is fired once, whoever leads and whatever answer is lost."""
+"""The store's contract for schedules: each moment is fired once, whoever leads and whichever
+answer is lost."""
 
 import asyncio
 from pathlib import Path
@@ -25,9 +26,16 @@ LONG_MS = 3_600_000
 async def save(store: Store, name: str = "s", **rest: Any) -> tuple[str, ScheduleRow | None]:
     given = {"next_ms": 1, "delay_ms": 0, "owner": "o", "replaces": 0, "most": 9, "all": 9, **rest}
     columns = {
-        **{"name": name, "key": given.pop("key", "bootstrap"), "schedule": "@every 1s", "zone": "UTC"},
-        **{"missed": "run_all", "overlap": given.pop("overlap", "allow"), "jitter": "0", "task": "{}"},
-        **{"params": given.pop("params", "{}"), "definition": given.pop("definition", "d")},
+        "name": name,
+        "key": given.pop("key", "bootstrap"),
+        "schedule": "@every 1s",
+        "zone": "UTC",
+        "missed": "run_all",
+        "overlap": given.pop("overlap", "allow"),
+        "jitter": "0",
+        "task": "{}",
+        "params": given.pop("params", "{}"),
+        "definition": given.pop("definition", "d"),
     }
     flat = tuple(part for pair in columns.items() for part in pair)
     return await store.schedules.save(
