@@ -330,6 +330,8 @@ class _Line:
             self.close()
             return Lost(dial.silence(error, self._wire.url, within_s))
         if not piece:
+            # Some versions of Python leave it open: the next request would be sent, and then be refused here.
+            answer.close()
             self._answer = self._connection = None
             if answer.will_close:
                 connection.close()
