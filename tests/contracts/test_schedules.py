@@ -1,5 +1,5 @@
-"""The store's contract for schedules: each moment is fired once, whoever leads and whichever
-answer is lost."""
+"""The store's contract for schedules: each moment is fired once, also when leaders change and
+answers are lost."""
 
 import asyncio
 from pathlib import Path

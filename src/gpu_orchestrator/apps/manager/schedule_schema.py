@@ -7,7 +7,7 @@ from msgspec import Meta
 from gpu_orchestrator.apps.manager.schema import Answer, Body
 from gpu_orchestrator.apps.manager.task_schema import TaskRequest
 
-ScheduleName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,99}$")]
+ScheduleName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,199}$")]
 
 
 class ScheduleRequest(Body, frozen=True):

@@ -35,7 +35,7 @@ Step = Literal[1, -1]
 
 
 class BadSchedule(ValueError):
-    """The text is no schedule; the message says what is wrong with it."""
+    """The text cannot be read as a schedule; the message says what is wrong with it."""
 
 
 class Schedule(Protocol):

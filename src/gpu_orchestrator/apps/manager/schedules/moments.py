@@ -63,5 +63,5 @@ def delay_ms(name: str, jitter_ms: int) -> int:
 
 
 def task_id(name: str, moment_ms: int) -> str:
-    """Return the id of the task of one moment: whoever fires it, it is the same task."""
+    """Return the id of the task of one moment, which is the same for every leader that fires it."""
     return sha256(f"{name} {moment_ms}".encode()).hexdigest()[:32]
