@@ -1,7 +1,7 @@
 """Functions as task types: what may be one, and what its arguments and results may be."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -59,6 +59,19 @@ def yields() -> Iterator[int]:
 
 
 async def yields_later() -> AsyncIterator[int]:
+    yield 1
+
+
+def yields_and_returns() -> Generator[Point, None, str]:
+    yield Point(1)
+    return "done"
+
+
+def yields_anything():  # type: ignore[no-untyped-def]
+    yield 1
+
+
+def yields_wrongly() -> list[int]:  # type: ignore[misc]
     yield 1
 
 
@@ -146,11 +159,32 @@ def test_result_is_checked_by_its_annotation() -> None:
     assert bytes(Definition(plain).write_result({"any": None})) == b'{"any":null}'
 
 
+@pytest.mark.parametrize("function", [yields, yields_later])
+def test_yielded_values_are_checked_by_the_annotation(function: Callable[..., Any]) -> None:
+    definition = Definition(function)
+    assert definition.is_generator
+    assert definition.decode_value(definition.write_value(5)) == 5
+    assert bytes(definition.write_result("anything")) == b'"anything"'
+    with pytest.raises(Unfit, match=r"a value of .*yields.* is not what it says it yields: the value is 'x'"):
+        definition.write_value("x")
+    with pytest.raises(Unfit, match="yielded what JSON cannot carry"):
+        definition.write_value(object())
+
+
+def test_generator_has_a_result_of_its_own() -> None:
+    definition = Definition(yields_and_returns)
+    assert definition.decode_value(definition.write_value(Point(2))) == Point(2)
+    assert definition.decode_result(definition.write_result("done")) == "done"
+    with pytest.raises(Unfit, match=r"the result of .* is not what it says"):
+        definition.write_result(5)
+    assert bytes(Definition(yields_anything).write_value({"any": 1})) == b'{"any":1}'
+    with pytest.raises(Unfit, match=r"says that it returns list\[int\]; annotate it with Iterator"):
+        Definition(yields_wrongly).write_value(1)
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        pytest.param(yields, "yields values, and a task has one result", id="generator"),
-        pytest.param(yields_later, "yields values, and a task has one result", id="async generator"),
         pytest.param(
             any_number, r"takes \*numbers: int; arguments of a task are sent by name", id="any number"
         ),

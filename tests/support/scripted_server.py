@@ -17,6 +17,7 @@ from tests.support.patience import PATIENCE_S
 TOKEN = "token-of-the-test"
 SHORT_LEASE_S = 6.0
 T = TypeVar("T", bound=session.Message)
+F = TypeVar("F")
 
 
 class Peer:
@@ -27,8 +28,10 @@ class Peer:
         self.lease_s, self.renew_every_s = 60.0, 0.5
         self.welcomes = self.renews = self.acks = self.resumes = True
         self.log_kb = 256
+        self.takes_values = self.takes = True
         self.goodbye: session.Goodbye | None = None
         self.received: list[Any] = []
+        self.taken: dict[str, int] = {}
         self.connections = 0
         self._socket: web.WebSocketResponse | None = None
         self._changed = asyncio.Condition()
@@ -59,7 +62,7 @@ class Peer:
 
         return await self.until(found, within_s)
 
-    async def until(self, found: Callable[[], T | None], within_s: float = PATIENCE_S) -> T:
+    async def until(self, found: Callable[[], F | None], within_s: float = PATIENCE_S) -> F:
         async with asyncio.timeout(within_s), self._changed:
             while (message := found()) is None:
                 await self._changed.wait()
@@ -75,6 +78,17 @@ class Peer:
                 assert data[message.at : message.at + len(text)] == text[: len(data) - message.at]
                 data = data[: message.at] + text
         return data.decode()
+
+    def values(self, task: str) -> list[Any]:
+        """Return what a task has sent; check that repeated values are the same, and that none is missing."""
+        found: list[Any] = []
+        for message in self.received:
+            if isinstance(message, session.Values) and message.task == task:
+                values = [msgspec.json.decode(each) for each in message.values]
+                assert message.at <= len(found), f"values from {len(found)} to {message.at} are missing"
+                assert found[message.at : message.at + len(values)] == values[: len(found) - message.at]
+                found = found[: message.at] + values
+        return found
 
     async def drop(self) -> None:
         """Abort the connection without a close message."""
@@ -113,10 +127,20 @@ class Peer:
                 resumed = self.resumes and message.resume_epoch == self.epoch
                 self.epoch += not resumed
                 return session.Welcome(
-                    "w-1", self.epoch, self.lease_s, self.renew_every_s, 30.0, resumed, self.log_kb
+                    "w-1",
+                    self.epoch,
+                    self.lease_s,
+                    self.renew_every_s,
+                    30.0,
+                    resumed,
+                    self.log_kb,
+                    takes_values=self.takes_values,
                 )
             case session.Renew(number) if self.renews:
                 return session.Renewed(number)
+            case session.Values() if self.takes:
+                self.taken[message.task] = message.at + len(message.values)
+                return session.Taken(message.task, message.attempt, self.taken[message.task])
             case session.Done() | session.Failed() | session.RunnerDied() if self.acks:
                 return session.Ack(message.task, message.attempt)
             case session.Refused() | session.Cancelled() if self.acks:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator, Generator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -335,3 +336,25 @@ def environment_of(pid: int = 0) -> dict[str, Any]:
 
 def reads(path: str) -> str:
     return Path(path).read_text()
+
+
+def yields(count: int, size: int = 0, pause_s: float = 0.0) -> Generator[Any, None, int]:
+    """Yield numbers, or texts of this size, and return how many."""
+    try:
+        for number in range(count):
+            yield "x" * size or number
+            time.sleep(pause_s)
+    finally:
+        print(f"closed after {number + 1}")  # noqa: T201 - the test reads it
+    return count
+
+
+async def yields_too(count: int) -> AsyncIterator[int]:
+    for number in range(count):
+        yield number
+
+
+def yields_and_fails(size: int = 0) -> Generator[Any, None, None]:
+    yield 0
+    yield "x" * size
+    raise RuntimeError("enough")

@@ -1,11 +1,13 @@
 """A function as a task type: its arguments as a JSON object by name, its result as JSON, both checked by the
-annotations. Clients write arguments and read results with it, runners read arguments and write results.
+annotations. Clients write arguments and read results with it, runners read arguments and write results. So it
+is with each value that a generator function yields.
 """
 
 import inspect
+from collections import abc
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -15,8 +17,18 @@ from gpu_orchestrator.api import plain_errors, plain_json
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
+_ITERATORS = (abc.Iterator, abc.Iterable, abc.AsyncIterator, abc.AsyncIterable, abc.AsyncGenerator)
+
+
 class Unfit(TypeError):
-    """Arguments or a result do not fit the function."""
+    """Arguments, a result or a value do not fit the function."""
+
+
+class Kinds(NamedTuple):
+    """What a function yields and what it returns, by its annotations."""
+
+    yields: Any
+    returns: Any
 
 
 class Definition:
@@ -28,6 +40,7 @@ class Definition:
         self.module, self.qualname = function.__module__, function.__qualname__
         self.name = name or f"{self.module}.{self.qualname}"
         self.is_async = inspect.iscoroutinefunction(function)
+        self.is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         self._signature = inspect.signature(function)
         _check(function, self.name, self._signature)
 
@@ -73,8 +86,24 @@ class Definition:
         try:
             return self._results.decode(result)
         except msgspec.ValidationError as error:
-            why = plain_errors.plain(error, result, self._returns, whole="the result")
+            why = plain_errors.plain(error, result, self._kinds.returns, whole="the result")
             raise Unfit(f"the result of {self.name} is not what it says it returns: {why}") from error
+
+    def write_value(self, value: Any) -> msgspec.Raw:
+        """Return a value that was yielded as JSON; raise `Unfit` if it is not what the function says."""
+        try:
+            written = plain_json.encode(value)
+        except plain_json.NotJson as error:
+            raise Unfit(f"{self.name} yielded what JSON cannot carry: {error}") from error
+        self.decode_value(written)
+        return msgspec.Raw(written)
+
+    def decode_value(self, value: bytes | msgspec.Raw) -> Any:
+        try:
+            return self._values.decode(value)
+        except msgspec.ValidationError as error:
+            why = plain_errors.plain(error, bytes(value), self._kinds.yields, whole="the value")
+            raise Unfit(f"a value of {self.name} is not what it says it yields: {why}") from error
 
     def _read(self, parameters: bytes) -> Any:
         try:
@@ -119,12 +148,30 @@ class Definition:
         return self._decoder(self._struct)
 
     @cached_property
-    def _returns(self) -> Any:
-        return self._hints.get("return", Any)
+    def _kinds(self) -> Kinds:
+        said = self._hints.get("return", Any)
+        if not self.is_generator:
+            return Kinds(Any, said)
+        if said is Any:
+            return Kinds(Any, Any)
+        origin, inside = get_origin(said) or said, get_args(said)
+        yields = inside[0] if inside else Any
+        if origin is abc.Generator:
+            return Kinds(yields, inside[2] if len(inside) > 2 else Any)
+        if origin in _ITERATORS:
+            return Kinds(yields, Any)
+        raise Unfit(
+            f"{self.name} yields values and says that it returns {said}; annotate it with "
+            "Iterator[...], or with Generator[..., None, ...] if it returns something after them"
+        )
 
     @cached_property
     def _results(self) -> "msgspec.json.Decoder[Any]":
-        return self._decoder(self._returns)
+        return self._decoder(self._kinds.returns)
+
+    @cached_property
+    def _values(self) -> "msgspec.json.Decoder[Any]":
+        return self._decoder(self._kinds.yields)
 
     def _decoder(self, kind: Any) -> "msgspec.json.Decoder[Any]":
         try:
@@ -135,11 +182,6 @@ class Definition:
 
 def _check(function: Callable[..., Any], name: str, signature: inspect.Signature) -> None:
     """Refuse at once what cannot become a task."""
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(
-            f"{name} yields values, and a task has one result; "
-            "return a list, and print what is to be seen earlier"
-        )
     if not function.__qualname__.isidentifier():
         raise TypeError(
             f"{name} is not a function of a module, so that no worker can import it; move it there"

@@ -40,6 +40,7 @@ _SIZES: dict[type, Callable[..., int]] = {
     session.Assign: lambda message: len(message.parameters),
     session.Done: lambda message: len(message.result),
     session.Log: lambda message: len(message.text),
+    session.Values: lambda message: sum(map(len, message.values)) + len(message.values),
     session.Progress: lambda message: len(message.line),
     session.Failed: lambda message: len(message.error.message),
     session.RunnerDied: lambda message: len(message.evidence),

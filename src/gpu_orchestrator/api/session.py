@@ -14,6 +14,8 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from gpu_orchestrator.api.partial import MOST_VALUES
+
 WorkerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$(?!\n)")]
 Pool = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62})?\Z")]
 """The name of a pool of workers; empty for none."""
@@ -164,6 +166,20 @@ class Log(Message, frozen=True):
     text: Annotated[str, Meta(max_length=1 << 20)]
 
 
+class Values(Message, frozen=True):
+    """What an attempt sent before its end: partial results, in order. `at` is the number of the first.
+
+    Sent only if `Welcome.takes_values`. The worker keeps values until a `Taken` counts them, and its runner
+    waits when too many are kept. `taken`: how many the worker knows to be stored. Values after a gap are
+    stored only if the gap ends there: those were taken, and the store lost them."""
+
+    task: Word
+    attempt: Count
+    at: Count
+    values: Annotated[tuple[msgspec.Raw, ...], Meta(min_length=1, max_length=MOST_VALUES)]
+    taken: Count = 0
+
+
 class Done(Message, frozen=True):
     task: Word
     attempt: Count
@@ -215,7 +231,7 @@ class Leaving(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """`resumed` false: what the worker ran under an older epoch is no longer its own and must be stopped.
     `log_kb` is how much of a task's log the server keeps; 0: send no `Log`. `pieces`: the server takes large
-    messages in pieces."""
+    messages in pieces. `takes_values`: it keeps partial results."""
 
     worker_id: str
     epoch: int
@@ -225,6 +241,7 @@ class Welcome(Message, frozen=True):
     resumed: bool = False
     log_kb: int = 0
     pieces: bool = False
+    takes_values: bool = False
 
 
 class Renewed(Message, frozen=True):
@@ -277,6 +294,16 @@ class Ack(Message, frozen=True):
     accepted: bool = True
 
 
+class Taken(Message, frozen=True):
+    """So many values of this attempt need not be sent again: they are stored, or dropped for good. `later`:
+    the next one was refused for now, because a reader is behind or the store has trouble; send it again."""
+
+    task: str
+    attempt: int
+    values: int
+    later: bool = False
+
+
 class Drain(Message, frozen=True):
     """Finish what runs and take nothing new; with `leave`, close the connection and exit after that."""
 
@@ -298,8 +325,8 @@ class Goodbye(Message, frozen=True):
 
 
 Outcome = Done | Failed | RunnerDied | Refused | Cancelled
-ToServer = Hello | Renew | Report | Started | Progress | Log | Outcome | Leaving
-ToWorker = Welcome | Renewed | Assign | Cancel | Ack | Drain | Goodbye
+ToServer = Hello | Renew | Report | Started | Progress | Log | Values | Outcome | Leaving
+ToWorker = Welcome | Renewed | Assign | Cancel | Ack | Taken | Drain | Goodbye
 
 Said = TypeVar("Said", bound=Message)
 

@@ -11,19 +11,19 @@ from gpu_orchestrator.adapters.store.keys import StoredKeys
 from gpu_orchestrator.adapters.store.leadership import Leadership
 from gpu_orchestrator.adapters.store.logs import Logs
 from gpu_orchestrator.adapters.store.results import ResultIndex
-from gpu_orchestrator.adapters.store.schedules import Schedules
 from gpu_orchestrator.adapters.store.snapshots import Snapshots
 from gpu_orchestrator.adapters.store.tasks import DAY_MS, Tasks
 from gpu_orchestrator.adapters.store.usage import UsageStore
 from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.adapters.store.valkey.fenced import FencedDatabase
+from gpu_orchestrator.adapters.store.values import Values
 from gpu_orchestrator.adapters.store.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
 class StoreTimeouts:
     """How long leases and rows last, how many workers and audit entries the store keeps, and how much of a
-    task's log."""
+    task's log and of its partial results."""
 
     lease_ms: int = 10_000
     grace_ms: int = 3_000
@@ -34,6 +34,7 @@ class StoreTimeouts:
     most_workers: int = 10
     audit_entries: int = 100_000
     log_bytes: int = 256 << 10
+    values_bytes: int = 4 << 20
 
 
 class Store:
@@ -44,7 +45,6 @@ class Store:
         self.fenced = FencedDatabase(database)
         self.tasks = Tasks(self.fenced, keep_ms=timeouts.keep_ms)
         self.snapshots = Snapshots(self.fenced)
-        self.schedules = Schedules(self.fenced)
         self.workers = Workers(
             self.fenced,
             lease_ms=timeouts.lease_ms,
@@ -54,6 +54,7 @@ class Store:
             most=timeouts.most_workers,
         )
         self.logs = Logs(self.fenced, most_bytes=timeouts.log_bytes, keep_ms=timeouts.keep_ms)
+        self.values = Values(self.fenced, most_bytes=timeouts.values_bytes)
         self.callbacks = Callbacks(self.fenced)
         self.results = ResultIndex(self.fenced)
         self.audit = AuditLog(self.fenced, keep=timeouts.audit_entries)

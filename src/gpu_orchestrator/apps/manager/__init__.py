@@ -22,11 +22,11 @@ session → outcomes → completion → response. Read the modules in this order
   http/submission           checks a request, builds task specs, refuses what can never fit
   http/task_wishes          when and where a task may run: not_before, expires, pool
   http/dependencies         after which others: depends_on, on_failure
-  http/scheduling           bodies into schedules, and rows of schedules into answers
-  http/routes/schedules     add, list, show, pause, resume, run and delete schedules
   http/wait_stream          tells a client of many tasks as they end
   http/routes/logs          shows the log of a task
   http/log_stream           sends a log to a client that follows it
+  http/routes/stream        shows the partial results of a task
+  http/value_stream         sends partial results to a client that follows them
   http/routes/results       sends the result of a task, however large
   http/routes/workers       worker connections; list, cordon, drain, restart and remove workers
   http/routes/events        events by page, as server-sent events, over a WebSocket
@@ -82,14 +82,11 @@ session → outcomes → completion → response. Read the modules in this order
   tasks/results             keeps large results in files or S3
   tasks/retention           forgets ended tasks early when there are too many, and deletes results
   tasks/task_logs           writes what attempts print to the store; keeps all logs within their bound
+  tasks/task_values         writes partial results to the store, and tells workers what was taken
+  tasks/followers           wakes the clients that follow a log or a stream of values here
   tasks/completion          wakes the requests that wait for a task to end
   tasks/explain             why a task waits, for every worker and device
   tasks/waiting             why queued tasks wait and their place in the queue, for lists
-
-  schedules/cron            the moments of a cron expression in a time zone
-  schedules/moments         which moments that are due are run, and which comes next
-  schedules/template        the task of a schedule, between its moments
-  schedules/firing          the leader's chore of queueing tasks whose moment has come
 
   events/event_feed         events for all watchers of this process
   events/encoding           events as they are sent, joined once for all watchers
@@ -100,11 +97,10 @@ session → outcomes → completion → response. Read the modules in this order
   views                     rows of the store as response bodies
   worker_list               workers as they are listed; what did not change is encoded once
   task_schema               request and response bodies for tasks
-  schedule_schema           those for schedules
   schema                    the other bodies, and what all of them share
   metrics                   Prometheus metrics
   errors                    the errors of the HTTP API
 
-Imports go down this list of folders: server › http › manager › workers, dispatch › tasks, events,
-schedules › views › fleet, access › errors, metrics, siblings, schedule_schema › task_schema › schema.
+Imports go down this list of folders: server › http › manager › workers, dispatch › tasks, events › views ›
+fleet, access › errors, metrics, siblings, task_schema › schema.
 """

@@ -18,14 +18,14 @@ from gpu_orchestrator.adapters.outbound.addresses import Allowed
 from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.errors import Loading, StoreError
-from gpu_orchestrator.adapters.store.records import Renewal, Unit
+from gpu_orchestrator.adapters.store.records import Renewal
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.adapters.store.usage import Usage
 from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
 from gpu_orchestrator.adapters.store.valkey.facts import Facts
 from gpu_orchestrator.api import session, task
-from gpu_orchestrator.api.units import MIB, show_seconds
+from gpu_orchestrator.api.units import show_seconds
 from gpu_orchestrator.apps.manager import task_schema, views
 from gpu_orchestrator.apps.manager.access.audit import Audit
 from gpu_orchestrator.apps.manager.access.connections import Connections
@@ -44,7 +44,6 @@ from gpu_orchestrator.apps.manager.fleet import past_attempts, strategies
 from gpu_orchestrator.apps.manager.fleet.device_gauges import DeviceGauges
 from gpu_orchestrator.apps.manager.fleet.nodes import Hints, MemoryPolicy, WorkerState
 from gpu_orchestrator.apps.manager.metrics import Metrics, gauge
-from gpu_orchestrator.apps.manager.schedules.firing import Chore
 from gpu_orchestrator.apps.manager.siblings import ParentsStore, Place, Siblings
 from gpu_orchestrator.apps.manager.tasks.admission import Admission
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters, within
@@ -53,6 +52,7 @@ from gpu_orchestrator.apps.manager.tasks.overview import FRESH_S, Overview
 from gpu_orchestrator.apps.manager.tasks.results import Results
 from gpu_orchestrator.apps.manager.tasks.retention import Bounds, Retention
 from gpu_orchestrator.apps.manager.tasks.task_logs import TaskLogs
+from gpu_orchestrator.apps.manager.tasks.task_values import TaskValues
 from gpu_orchestrator.apps.manager.tasks.waiting import Waiting
 from gpu_orchestrator.apps.manager.worker_list import WorkerList
 from gpu_orchestrator.apps.manager.workers.listener import Listener
@@ -101,9 +101,12 @@ class Manager:
         self.chance = Random()  # noqa: S311 - breaks ties
         self.waiters = CompletionWaiters()
         self.task_logs = TaskLogs(store, settings.task_logs_mb, settings.max_store_mb, self.disk_shortage)
+        self.task_values = TaskValues(store, self.task_logs.allowed_bytes, self.disk_shortage)
         is_durable = settings.durability == "strict" or not deps.facts.durable
         self.results = Results(settings, sync=is_durable)
-        self.outcomes = Outcomes(store, self.metrics, self.waiters, self.task_logs, self.results)
+        self.outcomes = Outcomes(
+            store, self.metrics, self.waiters, self.task_logs, self.results, self.task_values
+        )
         self.retention = Retention(
             store, self.results, Bounds.of(settings), self.metrics, lambda: self.leader.leads
         )
@@ -116,8 +119,7 @@ class Manager:
         self.quotas = Quotas(settings)
         clock = StoreClock()
         self.rate_limiter = RateLimiter(store.usage, settings, self.metrics, clock.now)
-        chore = Chore(store, self.metrics, self._unit_of, self.shortage)
-        self.leader = Leader(self._deps(clock), clock, Reaper(store.timeouts.lease_ms), chore.do)
+        self.leader = Leader(self._deps(clock), clock, Reaper(store.timeouts.lease_ms))
         callback_config = CallbackConfig(self.signing.find, self.allowed, whole=self.results.whole)
         self.callback_sender = CallbackSender(
             store.callbacks, callback_config, self.metrics, lambda: self.leader.leads
@@ -297,17 +299,6 @@ class Manager:
         room."""
         store = self.embedded.disk.shortage() if self.embedded else ""
         return store or self.results.disk_shortage()
-
-    def shortage(self) -> str:
-        """Return why no task can be queued now; empty if there is room."""
-        if (room := self.overview.reserve_memory(0)) is not None:
-            return f"the store uses {room.used // MIB} of at most {room.most // MIB} MiB"
-        return self.disk_shortage()
-
-    def _unit_of(self, owner: str) -> Unit:
-        """Return the limits of an owner's schedules."""
-        may = self.quotas.may(owner)
-        return Unit(owner, may.queued, self.settings.max_queued_tasks, may.gpu_seconds * 1000)
 
     async def cluster(self) -> Cluster:
         """Return the cluster: the leader's own, or else one read from the store, at most a second old."""

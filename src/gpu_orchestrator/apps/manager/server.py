@@ -278,6 +278,7 @@ def _timeouts(settings: Settings) -> StoreTimeouts:
         most_workers=settings.max_workers,
         audit_entries=settings.audit_keep,
         log_bytes=settings.task_log_kb * 1024,
+        values_bytes=settings.task_values_kb * 1024,
     )
 
 

@@ -241,6 +241,21 @@ class TaskLog(Answer, frozen=True):
     ended: bool
 
 
+class TaskValues(Answer, frozen=True):
+    """What an attempt at a task sent before its end. `values` are numbered from `first` on; before them
+    `missed` are no longer kept. `next` is what to pass as `after`: the attempt, and how many of its values
+    come before. `ended`: the task has ended, and nothing follows."""
+
+    task_id: str
+    attempt: int
+    status: str
+    first: int
+    next: str
+    values: msgspec.Raw
+    missed: int
+    ended: bool
+
+
 class DeviceVerdict(Answer, frozen=True):
     index: int
     uuid: str

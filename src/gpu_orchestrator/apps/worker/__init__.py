@@ -13,6 +13,7 @@ back the same way until the manager acknowledges it. Read the modules in this or
   attempts/attempts         every attempt from Assign to the acknowledged outcome: waiting, running, ended
   attempts/deadlines        ends a running attempt: soft limit, hard limit, cancellation
   attempts/attempt_output   sends what attempts print: their logs and their progress
+  attempts/attempt_values   passes on partial results, and keeps them until the manager has taken them
   attempts/outcome          how an attempt ended, as a message to the manager and as a log line
   runners/runner_pool       the runners by their set of devices: starts, reuses and ends them
   runners/runner_handle     one runner as the agent sees it: starts it, sends frames, watches it end
@@ -22,12 +23,14 @@ back the same way until the manager acknowledges it. Read the modules in this or
                             agent dies or the lease expires
   runners/runner            the process in which handlers run, one task after another, on one set of devices
   runners/output            `sys.stdout` and `sys.stderr` of a runner
+  runners/values            partial results of a runner's task, which waits while the manager is behind
   runners/failure           a failed handler as text: its traceback
   runners/device_errors     what an error says about the device: out of memory, or a broken context
   attempt                   one attempt: its task, its devices, its times
   transcript                what one attempt prints, as lines for its log and as progress
   frames                    the messages between agent and runner
   handlers/find             the handler of each task type
+  handlers/partial          handlers that are generators: what they yield is sent
   handlers/importable       checks at start that registered functions can be imported, finds tasks of modules
   handlers/echo             task type `echo`: returns its parameters
   handlers/sleep            task type `sleep`: waits

@@ -21,6 +21,7 @@ from gpu_orchestrator.adapters.gpus.gpu import Gpus
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.worker.attempt import Attempt
 from gpu_orchestrator.apps.worker.attempts.attempt_output import LogCallbacks
+from gpu_orchestrator.apps.worker.attempts.attempt_values import ValueCallbacks
 from gpu_orchestrator.apps.worker.attempts.attempts import AgentCallbacks, Attempts
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.runners.mps import MpsDaemons, find_program
@@ -78,8 +79,10 @@ class Agent:
         )
         self._reporter = Reporter(gpus, self._pool)
         logs = LogCallbacks(self._log_bytes, lambda: self._is_joined, self._connection.send)
+        values = ValueCallbacks(self._takes_values, lambda: self._is_joined, self._connection.send)
         self._attempts = Attempts(
-            self._pool, AgentCallbacks(self._check_lease, self._no_room_reason, self._connection.send, logs)
+            self._pool,
+            AgentCallbacks(self._check_lease, self._no_room_reason, self._connection.send, logs, values),
         )
         self._welcome: session.Welcome | None = None
         self._is_joined = False
@@ -197,6 +200,8 @@ class Agent:
                 self._attempts.assign(message)
             case session.Ack():
                 self._attempts.ack(message)
+            case session.Taken():
+                self._attempts.taken(message)
             case session.Renewed(number):
                 if self._lease.renewal_granted(number):
                     self._prolong()
@@ -229,6 +234,10 @@ class Agent:
     def _log_bytes(self) -> int:
         """Return how much of an attempt's log the manager takes; 0 for an older manager, which takes none."""
         return self._welcome.log_kb * 1024 if self._welcome else 0
+
+    def _takes_values(self) -> bool:
+        """Return whether the manager keeps partial results; an older one does not know them."""
+        return self._welcome is not None and self._welcome.takes_values
 
     def _goodbye_received(self, goodbye: session.Goodbye) -> None:
         self._goodbye = goodbye.reason

@@ -57,6 +57,14 @@ class SoftLimit(Frame, frozen=True):
     attempt: int
 
 
+class Taken(Frame, frozen=True):
+    """The manager has taken so many values of this attempt: more of them may be sent."""
+
+    task: str
+    attempt: int
+    values: int
+
+
 class Withdraw(Frame, frozen=True):
     """Return all runs that have not begun, so that they can begin elsewhere."""
 
@@ -75,6 +83,16 @@ class Printed(Frame, frozen=True):
     task: str
     attempt: int
     text: str
+
+
+class Sent(Frame, frozen=True):
+    """Values that a task sent before its end. `at` is the number of the first. All of them come before its
+    outcome; unless it was cancelled, they were taken by then."""
+
+    task: str
+    attempt: int
+    at: int
+    values: tuple[msgspec.Raw, ...]
 
 
 class Ended(Frame, frozen=True):
@@ -112,11 +130,11 @@ class Withdrawn(Frame, frozen=True):
     runs: tuple[tuple[str, int], ...]
 
 
-Urgent = Setup | Cancel | SoftLimit | Withdraw
+Urgent = Setup | Cancel | SoftLimit | Taken | Withdraw
 """Frames that a runner reads while a task runs: the agent rings the bell once for each."""
 ToRunner = Run | Urgent
 Outcome = Ended | Erred | Stopped
-ToAgent = Ready | Printed | Outcome | Withdrawn
+ToAgent = Ready | Printed | Sent | Outcome | Withdrawn
 
 T = TypeVar("T")
 

@@ -1,17 +1,24 @@
-"""What a handler receives: the task, with methods to report progress and to check for cancellation.
+"""What a handler receives: the task, with methods to report progress, to send partial results, and to check
+for cancellation.
 
-A handler is a function `handle(task) -> result`; the result is any value that JSON can represent.
+A handler is a function `handle(task) -> result`; the result is any value that JSON can represent. A generator
+function may be one, too: what it yields is sent, and what it returns is the result (see `handlers/partial`).
 """
 
 import threading
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
+from gpu_orchestrator.api.partial import LARGEST_VALUE
 from gpu_orchestrator.apps.worker.frames import Options, Run
 
 T = TypeVar("T")
 LARGEST_RESULT = 8 << 20
+PAUSE_S = 0.01
+_encode = msgspec.json.Encoder().encode
 
 
 class Cancelled(BaseException):
@@ -30,6 +37,10 @@ class BadParameters(ValueError):
     """The parameters are not valid for this task type."""
 
 
+class ValueTooLarge(ValueError):
+    """A partial result is too large, or nested too deep; send parts of it, or put it into a file."""
+
+
 class Sink(Protocol):
     """Takes the text of tasks. `key` is the id of a task with the number of its attempt."""
 
@@ -38,8 +49,16 @@ class Sink(Protocol):
     def write_line(self, key: tuple[str, int], line: str) -> None: ...
 
 
+class Channel(Protocol):
+    """Takes the values that tasks send, and makes them wait while the manager is behind."""
+
+    def put(self, key: tuple[str, int], value: bytes) -> bool: ...
+
+    def wait_for_room(self, is_cancelled: Callable[[], bool]) -> None: ...
+
+
 class Task:
-    def __init__(self, run: Run, options: Options, output: Sink) -> None:
+    def __init__(self, run: Run, options: Options, output: Sink, values: Channel) -> None:
         self.id = run.task
         self.attempt = run.attempt
         self.key = (run.task, run.attempt)
@@ -50,7 +69,7 @@ class Task:
         self.options = options
         self._parameters = run.parameters
         self.is_cancelled = False
-        self._output = output
+        self._output, self._values = output, values
         self._not_cancelled = threading.Lock()
         self._not_cancelled.acquire()
 
@@ -74,6 +93,27 @@ class Task:
         """Add text to the task's log as it is, such as the output of a program."""
         self._output.write_for(self.key, text)
 
+    def send(self, value: Any) -> None:
+        """Send a partial result: any value that JSON can represent. Clients that follow the task get each
+        once, in order. Wait while the manager is behind; raise `Cancelled` if the task was cancelled.
+
+        Any thread of the task may call this; the order is that of the calls."""
+        written = _written(value)
+        self.check()
+        while not self._values.put(self.key, written):
+            self._values.wait_for_room(lambda: self.is_cancelled)
+            self.check()
+
+    async def send_async(self, value: Any) -> None:
+        """Do what `send` does, for a handler with an event loop: others may run while this waits."""
+        import asyncio  # few tasks need it, and every runner would load it
+
+        written = _written(value)
+        self.check()
+        while not self._values.put(self.key, written):
+            await asyncio.sleep(PAUSE_S)
+            self.check()
+
     def cancel(self) -> None:
         """Release the lock that `sleep` waits for; each waiter releases it again for the next one.
 
@@ -92,3 +132,13 @@ class Task:
         if self._not_cancelled.acquire(timeout=max(seconds, 0)):
             self._not_cancelled.release()
             raise Cancelled
+
+
+def _written(value: Any) -> bytes:
+    """Return a value as JSON on one line."""
+    written = _encode(value)
+    if len(written) > LARGEST_VALUE:
+        raise ValueTooLarge(f"a value that was sent has {len(written)} bytes; at most {LARGEST_VALUE} may be")
+    if is_too_deep(written):
+        raise ValueTooLarge(f"a value that was sent is nested deeper than {DEEPEST}; make it flatter")
+    return written.replace(b"\n", b" ") if b"\n" in written else written

@@ -23,6 +23,7 @@ from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
 from gpu_orchestrator.apps.manager.tasks.results import Results
 from gpu_orchestrator.apps.manager.tasks.task_logs import TaskLogs
+from gpu_orchestrator.apps.manager.tasks.task_values import TaskValues
 from gpu_orchestrator.apps.manager.workers.session_config import SessionConfig
 from gpu_orchestrator.apps.manager.workers.sessions import Sessions
 from gpu_orchestrator.apps.manager.workers.transports import Polls
@@ -75,11 +76,17 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
         yield opened
 
 
+def outcomes_of(store: Store) -> Outcomes:
+    logs, results = TaskLogs(store, 1), Results(Settings(), sync=False)
+    values = TaskValues(store, logs.allowed_bytes, str)
+    return Outcomes(store, Metrics(), CompletionWaiters(), logs, results, values)
+
+
 @pytest.fixture
 def sessions(store: Store) -> Sessions:
     return Sessions(
         store,
-        Outcomes(store, Metrics(), CompletionWaiters(), TaskLogs(store, 1), Results(Settings(), sync=False)),
+        outcomes_of(store),
         SessionConfig.of(Settings()),
         on_registered=lambda: None,
     )
@@ -323,10 +330,7 @@ async def test_polling_worker_may_come_to_any_process(store: Store, tmp_path: Pa
     polls = []
     for number in (1, 2):
         own = Store(store.database, owner=f"process-{number}")
-        outcomes = Outcomes(
-            own, Metrics(), CompletionWaiters(), TaskLogs(own, 1), Results(Settings(), sync=False)
-        )
-        polls.append(Polls(Sessions(own, outcomes, SessionConfig(), lambda: None), 60.0))
+        polls.append(Polls(Sessions(own, outcomes_of(own), SessionConfig(), lambda: None), 60.0))
     epoch = (await polls[0].register(scripted_worker.hello("w"), key)).epoch
     await store.leadership.campaign()
     await store.tasks.submit([task("t")])
@@ -343,7 +347,7 @@ async def test_polling_worker_may_come_to_any_process(store: Store, tmp_path: Pa
     assert session.Goodbye not in kinds
     stranger = Key("other", b"", "worker", "owner", frozenset())
     for each, its_epoch in ((key, epoch + 1), (stranger, epoch)):
-        third = Polls(Sessions(store, outcomes, SessionConfig(), lambda: None), 60.0)
+        third = Polls(Sessions(store, outcomes_of(store), SessionConfig(), lambda: None), 60.0)
         with pytest.raises(errors.Conflict, match="register again"):
             await third.heartbeat("w", each, its_epoch, b"[]", 5.0)
     for process in polls:

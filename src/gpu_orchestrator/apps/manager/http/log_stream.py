@@ -60,7 +60,7 @@ class LogStream(ServerSent):
     async def _frames(self, watcher: Watcher) -> AsyncIterator[bytes]:
         yield b": from here on\n\n"
         after, pause_s, quiet_s = self._after, SOON_S, 0.0
-        with self._manager.task_logs.following(self._name) as news:
+        with self._manager.task_logs.followers.following(self._name) as news:
             while True:
                 news.clear()
                 try:

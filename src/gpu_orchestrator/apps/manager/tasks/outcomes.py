@@ -31,6 +31,7 @@ from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters
 from gpu_orchestrator.apps.manager.tasks.inputs import Inputs
 from gpu_orchestrator.apps.manager.tasks.results import Results
 from gpu_orchestrator.apps.manager.tasks.task_logs import TaskLogs
+from gpu_orchestrator.apps.manager.tasks.task_values import TaskValues
 from gpu_orchestrator.engine import backoff
 
 log = structlog.get_logger()
@@ -62,9 +63,16 @@ class Outcomes:
     """Stores outcomes and notes; resolves `waiters` for every task that became final."""
 
     def __init__(
-        self, store: Store, metrics: Metrics, waiters: CompletionWaiters, logs: TaskLogs, results: Results
+        self,
+        store: Store,
+        metrics: Metrics,
+        waiters: CompletionWaiters,
+        logs: TaskLogs,
+        results: Results,
+        values: TaskValues,
     ) -> None:
         self._store, self._metrics, self._waiters, self._logs = store, metrics, waiters, logs
+        self._values = values
         self._results, self._inputs = results, Inputs(store.tasks, results)
         self._finish: BatchQueue[_Report] = BatchQueue(self._store_outcomes, most=MOST, at_once=AT_ONCE)
         self._notes: dict[tuple[str, int], Note] = {}
@@ -96,6 +104,9 @@ class Outcomes:
 
     def logged(self, by: Renewal, log: session.Log) -> None:
         self._logs.add(LogPiece(log.task, log.attempt, by.name, by.epoch, log.at, log.text))
+
+    def sent(self, by: Renewal, values: session.Values, answer: Callable[[session.Message], None]) -> None:
+        self._values.add(by, values, answer)
 
     def send_filled(
         self, by: Renewal, assign: session.Assign, send: Callable[[session.Assign], None]
@@ -139,6 +150,7 @@ class Outcomes:
     async def close(self) -> None:
         self._write_notes()
         await self._logs.close()
+        await self._values.close()
         await self._writing.finish()
         await self._finish.close()
 

@@ -10,7 +10,7 @@ of tasks.
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import structlog
 
@@ -19,6 +19,7 @@ from gpu_orchestrator.adapters.store.errors import Full, Rejected, StoreError, U
 from gpu_orchestrator.adapters.store.logs import LogPiece
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.api.units import MIB
+from gpu_orchestrator.apps.manager.tasks.followers import Followers
 
 log = structlog.get_logger()
 
@@ -35,7 +36,8 @@ Key = tuple[str, int]
 
 
 class TaskLogs:
-    """Pieces are written in the order in which they came. `in` tells whether pieces of an attempt wait."""
+    """Pieces are written in the order in which they came. `in` tells whether pieces of an attempt wait.
+    `followers` are woken when this process has stored more of their task's log."""
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class TaskLogs:
         self._writing = BackgroundTasks()
         self._is_writing = False
         self._timer: asyncio.TimerHandle | None = None
-        self._followers: dict[str, set[asyncio.Event]] = {}
+        self.followers = Followers()
 
     def __contains__(self, key: Key) -> bool:
         return key in self._unwritten
@@ -89,6 +91,10 @@ class TaskLogs:
                 await self.measure()
                 skip = await self._store.logs.trim(self._allowed_bytes, skip)
 
+    def allowed_bytes(self) -> int:
+        """Return how many bytes all logs may have, as last measured."""
+        return self._allowed_bytes
+
     async def measure(self) -> int:
         """Set and return how many bytes all logs may have now."""
         room = await self._store.database.room(self._most_store_bytes)
@@ -96,18 +102,6 @@ class TaskLogs:
         left = int(room.most * SHARE_OF_STORE) - by_others
         self._allowed_bytes = max(min(self._most_bytes, left), 0)
         return self._allowed_bytes
-
-    @contextlib.contextmanager
-    def following(self, task: str) -> Iterator[asyncio.Event]:
-        """Yield an event that is set when this process has stored more of the task's log."""
-        news = asyncio.Event()
-        self._followers.setdefault(task, set()).add(news)
-        try:
-            yield news
-        finally:
-            self._followers[task].discard(news)
-            if not self._followers[task]:
-                del self._followers[task]
 
     # --- writing -------------------------------------------------------------------------------------------
 
@@ -163,5 +157,4 @@ class TaskLogs:
             else:
                 for then in self._then.pop(key, ()):
                     then()
-            for news in self._followers.get(piece.id, ()):
-                news.set()
+            self.followers.wake(piece.id)

@@ -201,6 +201,8 @@ class Session:
                 self.outcomes.progressed(self.identity, task, attempt, line)
             case session.Log():
                 self.outcomes.logged(self.identity, message)
+            case session.Values():
+                self.outcomes.sent(self.identity, message, self.send)
             case session.Leaving():
                 self.is_leaving = True  # it may disconnect before the next line is done
                 group.create_task(self._leaving())

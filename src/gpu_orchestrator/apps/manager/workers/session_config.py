@@ -1,5 +1,5 @@
 """What a session tells its worker: how long a lease lasts, also when this server ends (`hold_s`), how often
-to renew it and to report, how much of a log is kept."""
+to renew it and to report, how much of a log is kept, and whether partial results are."""
 
 from dataclasses import dataclass
 
@@ -19,6 +19,7 @@ class SessionConfig:
     registration_s: float = 60.0
     cancel_grace_s: float = 5.0
     log_kb: int = 0
+    takes_values: bool = False
     alerts: Thresholds = Thresholds()  # noqa: RUF009 - frozen
 
     @classmethod
@@ -29,6 +30,7 @@ class SessionConfig:
             heartbeat_s=settings.heartbeat_interval,
             registration_s=settings.worker_registration_timeout,
             log_kb=settings.task_log_kb if settings.task_logs_mb else 0,
+            takes_values=bool(settings.task_values_kb and settings.task_logs_mb),
             alerts=Thresholds(settings.gpu_temperature_alert, settings.gpu_memory_alert),
         )
 
@@ -43,4 +45,5 @@ class SessionConfig:
             resumed,
             self.log_kb,
             pieces=True,
+            takes_values=self.takes_values,
         )

@@ -7,6 +7,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -15,6 +16,7 @@ from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.attempt import Attempt, Devices, Key
 from gpu_orchestrator.apps.worker.attempts import deadlines, outcome
 from gpu_orchestrator.apps.worker.attempts.attempt_output import AttemptOutput, LogCallbacks, StrayOutput
+from gpu_orchestrator.apps.worker.attempts.attempt_values import AttemptValues, ValueCallbacks
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle
 from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerCallbacks, RunnerPool
 
@@ -33,12 +35,14 @@ log = structlog.get_logger()
 @dataclass(frozen=True, slots=True)
 class AgentCallbacks:
     """What `Attempts` calls on the agent: stop everything if the lease has expired, return why an attempt
-    cannot begin on its devices now (or ""), send a message to the manager, and see to what attempts print."""
+    cannot begin on its devices now (or ""), send a message to the manager, and see to what attempts print and
+    send."""
 
     check_lease: Callable[[], None]
     no_room_reason: Callable[[Attempt], str]
     send: Callable[[session.Message], None]
     logs: LogCallbacks
+    values: ValueCallbacks
 
 
 class Attempts:
@@ -52,6 +56,7 @@ class Attempts:
         self._unacked: dict[Key, session.Outcome] = {}
         self._acknowledged: dict[Key, None] = {}
         self._output, self._stray = AttemptOutput(agent.logs), StrayOutput()
+        self._values = AttemptValues(agent.values)
         self._refusal = ""
         self.changed = asyncio.Event()
 
@@ -93,6 +98,9 @@ class Attempts:
                 del self._acknowledged[next(iter(self._acknowledged))]
         self.changed.set()
 
+    def taken(self, message: session.Taken) -> None:
+        self._values.taken(message)
+
     # --- called by the agent -------------------------------------------------------------------------------
 
     def attempts(self) -> tuple[session.Attempt, ...]:
@@ -104,6 +112,7 @@ class Attempts:
             if attempt.has_begun:
                 self._send(session.Started(*key))
         self._output.joined(self._attempts)
+        self._values.joined()
         for ended in self._unacked.values():
             self._send(ended)
 
@@ -139,6 +148,7 @@ class Attempts:
         self._attempts.clear()
         self._waiting.clear()
         self._output.forget_running()
+        self._values.forget()
         self._pool.kill()
 
     def forget_outcomes(self) -> None:
@@ -212,6 +222,9 @@ class Attempts:
                 self._finish(runner, outcome.of(frame))
             case frames.Printed(task, attempt, text):
                 self._printed(runner, self._attempts.get((task, attempt)), text)
+            case frames.Sent(task, number):
+                if (task, number) in self._attempts:
+                    self._values.sent(frame, partial(self._tell_taken, runner, (task, number)))
             case frames.Withdrawn(runs):
                 self._take_back(runner, set(runs))
                 runner.claim()
@@ -219,6 +232,9 @@ class Attempts:
             case frames.Ready():
                 runner.is_ready = True
                 self._begin_first(runner)
+
+    def _tell_taken(self, runner: RunnerHandle, key: Key, count: int) -> None:
+        runner.send(frames.Taken(*key, count))
 
     def _printed(self, runner: RunnerHandle, attempt: Attempt | None, text: str) -> None:
         if attempt is not None:
@@ -267,6 +283,7 @@ class Attempts:
         attempt.stop_timers()
         del self._attempts[attempt.key]
         self._unacked[attempt.key] = ended
+        self._values.ended(attempt.key)
         self._output.ended(attempt)
         self._send(ended)
         if why := outcome.failure_reason(ended):

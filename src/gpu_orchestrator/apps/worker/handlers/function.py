@@ -1,6 +1,7 @@
 """A task type that is a function: `@task` in a module that the worker was started with, `--app MODULE`.
 
-The parameters are its arguments by name. A client cannot name a module, only what the operator registered.
+The parameters are its arguments by name. What a generator function yields is sent. A client cannot name a
+module, only what the operator registered.
 """
 
 import asyncio
@@ -10,11 +11,12 @@ from importlib import import_module
 import msgspec
 
 from gpu_orchestrator.api.functions import Definition, Unfit
+from gpu_orchestrator.apps.worker.handlers import partial
 from gpu_orchestrator.apps.worker.task import BadParameters, Task
 
 
 class BadResult(TypeError):
-    """The function returned something else than its annotation says."""
+    """The function returned or yielded something else than its annotation says."""
 
 
 def handle(task: Task) -> msgspec.Raw:
@@ -27,7 +29,7 @@ def handle(task: Task) -> msgspec.Raw:
     if definition.is_async:
         result = asyncio.run(result)
     try:
-        return definition.write_result(result)
+        return definition.write_result(partial.result_of(task, result, definition.write_value))
     except Unfit as error:
         raise BadResult(str(error)) from None
 

@@ -18,9 +18,10 @@ import msgspec
 from gpu_orchestrator.adapters import keeper
 from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
 from gpu_orchestrator.apps.worker import environment, frames
-from gpu_orchestrator.apps.worker.handlers import find
+from gpu_orchestrator.apps.worker.handlers import find, partial
 from gpu_orchestrator.apps.worker.runners import device_errors, failure
 from gpu_orchestrator.apps.worker.runners.output import OWN_THREAD, Key, Output
+from gpu_orchestrator.apps.worker.runners.values import Values
 from gpu_orchestrator.apps.worker.task import LARGEST_RESULT, Cancelled, SoftLimitReached, Task, Temporary
 
 
@@ -67,6 +68,7 @@ class Runner:
         signal.signal(signal.SIGUSR1, self._raise_soft_limit)
         threading.Thread(target=self._read_urgent, daemon=True, name=OWN_THREAD).start()
         self._output = Output(self._send_text, self._has_room)
+        self._values = Values(self._send)
         self._send(frames.Ready(os.getpid()))
         while not self._is_spent:
             self._report(self._perform(self._next()))
@@ -86,14 +88,15 @@ class Runner:
             return self._waiting.popleft()
 
     def _perform(self, run: frames.Run) -> frames.Outcome:
-        task = Task(run, self._options, self._output)
+        task = Task(run, self._options, self._output, self._values)
         self._output.begin(task.key)
+        self._values.begin(task.key)
         try:
             try:
                 self._current = task
                 if self._cancelled == (task.id, task.attempt):
                     raise Cancelled
-                result = self._encode(find.handler(run.task_type, self._options, self._handlers)(task))
+                result = self._run(task)
             finally:
                 self._current = None
                 self._output.end()
@@ -105,6 +108,18 @@ class Runner:
         if (result_error := _result_error(result)) is not None:
             return self._erred(run, result_error)
         return frames.Ended(run.task, run.attempt, msgspec.Raw(result))
+
+    def _run(self, task: Task) -> bytes:
+        """Run the handler and return its result, once the manager has taken what the task sent before it."""
+        try:
+            handler = find.handler(task.type, self._options, self._handlers)
+            result = self._encode(partial.result_of(task, handler(task)))
+        except Exception:
+            self._values.drain(lambda: task.is_cancelled)
+            raise
+        self._values.drain(lambda: task.is_cancelled)
+        task.check()
+        return result
 
     def _erred(self, run: frames.Run, error: BaseException) -> frames.Erred:
         found = device_errors.classify(error)
@@ -152,10 +167,13 @@ class Runner:
                 self._cancelled = (task, attempt)
                 if (current := self._running(task, attempt)) is not None:
                     current.cancel()
+                    self._values.wake()
             case frames.SoftLimit(task, attempt):
                 if (current := self._running(task, attempt)) is not None:
                     self._soft_limited = current
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            case frames.Taken(task, attempt, values):
+                self._values.taken((task, attempt), values)
             case frames.Withdraw():
                 self._withdraw()
             case frames.Setup(options, handlers):

@@ -25,7 +25,9 @@ local function forget(id)
   unlist(id, state, owner)
   redis.call('ZREM', P .. 'ended', ended_entry(id, state, owner))
   if worker and worker ~= '' then redis.call('ZREM', P .. 'of:' .. worker, id) end
-  if redis.call('HEXISTS', P .. 'logs:sizes', id) == 1 then forget_log(id) end
+  for _, name in ipairs({id, id .. VALUES}) do
+    if redis.call('HEXISTS', P .. 'logs:sizes', name) == 1 then forget_log(name) end
+  end
   if at then
     redis.call('ZADD', P .. 'results', 0, at) -- it is deleted next
     results = results + tonumber(string.match(at, '^%S+ (%d+) '))

@@ -5,19 +5,13 @@
 --   pieces {id, attempt, worker, epoch, position in what the attempt printed, text}
 -- Answers per piece 1 if its worker holds the attempt, else 0
 local most, most_of_all, pieces = ARG[1], ARG[2], ARG[3]
-local told, owners, grown = {}, {}, {}
+local told, owners = {}, {}
 local LOG, OWNER = 5, 6 -- columns of a task's row here, after STATE, ATTEMPT, WORKER and EPOCH
 
 -- Return the text from this byte on, or from the next one where a character begins.
 local function from(said, at)
   while at <= #said and string.byte(said, at) >= 128 and string.byte(said, at) < 192 do at = at + 1 end
   return string.sub(said, at)
-end
-
-local function grow(id, by)
-  redis.call('HINCRBY', P .. 'logs:sizes', '', by)
-  redis.call('HINCRBY', P .. 'logs:sizes', id, by)
-  add(grown, id, by)
 end
 
 local function append(id, attempt, worker, position, said, dropped)
@@ -35,7 +29,7 @@ local function append(id, attempt, worker, position, said, dropped)
   end
   local at = last.at + missing + #said
   redis.call('RPUSH', key, text(at) .. ' ' .. text(attempt) .. ' ' .. text(ends) .. ' ' .. said)
-  grow(id, #said + LOG_ENTRY + (is_new and LOG_BASE or 0))
+  grow_log(id, #said + LOG_ENTRY + (is_new and LOG_BASE or 0))
 end
 
 -- Drop the oldest entries of a log that is a quarter larger than its bound, but keep at least as much as the bound
@@ -58,15 +52,7 @@ local function cut(id)
   until is_enough
   if dropped == 0 then return end
   redis.call('LTRIM', key, dropped, -1)
-  grow(id, -freed)
-end
-
--- Count what was written for the owner; all of the log, if its owner was not noted before.
-local function note(id, owner)
-  local is_noted = redis.call('HSETNX', P .. 'logs:of', id, owner) == 0
-  redis.call('ZINCRBY', P .. 'logs:owners', is_noted and grown[id] or redis.call('HGET', P .. 'logs:sizes', id), owner)
-  redis.call('ZADD', P .. 'logs:of:' .. owner, NOW, id)
-  redis.call('ZADD', P .. 'logs', NOW, id)
+  grow_log(id, -freed)
 end
 
 for number, piece in ipairs(pieces) do
@@ -77,9 +63,9 @@ for number, piece in ipairs(pieces) do
   owners[id] = task[OWNER] or ''
 end
 for id, owner in pairs(owners) do
-  if grown[id] then
+  if GROWN[id] then
     cut(id)
-    note(id, owner)
+    note_log(id, owner)
   end
 end
 drop_logs(most_of_all)

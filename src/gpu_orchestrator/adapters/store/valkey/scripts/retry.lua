@@ -33,6 +33,7 @@ for number, id in ipairs(ids) do
       redis.call('PERSIST', key)
       redis.call('ZREM', P .. 'ended', ended_entry(id, state, row[2]))
       redis.call('PERSIST', P .. 'log:' .. id)
+      redis.call('PERSIST', P .. 'log:' .. id .. VALUES)
       redis.call('HDEL', key, 'finished', 'progress', 'callback', 'callback_tries', 'not_before', 'expires')
       redis.call('ZREM', P .. 'callbacks', id)
       local fields = {'tries', '0', 'deaths', '', 'cancel', '0', 'error', '', 'reason', 'retried by hand'}

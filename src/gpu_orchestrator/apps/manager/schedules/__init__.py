@@ -1,1 +1,0 @@
-"""Schedules: when their tasks are to run, and the leader's chore of queueing those whose moment has come."""
