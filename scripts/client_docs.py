@@ -15,12 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/gpu_orchestrator"
 GROUPS = (
-    ("Tasks", "client/functions.py", ("task", "TaskFunction")),
-    ("The blocking client", "client/blocking.py", ("Client", "Handle")),
-    ("The asynchronous client", "client/awaiting.py", ("AsyncClient", "AsyncHandle")),
-    ("Schedules", "client/scheduling.py", ("Schedules", "AsyncSchedules")),
-    ("What schedules are made of", "client/schedules.py", ("ScheduleInfo",)),
-    ("Values", "client/tasks.py", ("Options", "Cron", "Call", "TaskInfo", "Explanation", "Event")),
+    ("Tasks", "client/functions.py", ("task", "TaskFunction", "StreamFunction")),
+    ("The blocking client", "client/blocking.py", ("Client", "Handle", "StreamHandle")),
+    ("The asynchronous client", "client/awaiting.py", ("AsyncClient", "AsyncHandle", "AsyncStreamHandle")),
+    ("Values", "client/tasks.py", ("Options", "Call", "TaskInfo", "Explanation", "Event")),
     ("Tests without a server", "testing.py", ("local",)),
     ("Inside a task", "apps/worker/task.py", ("Temporary", "SoftLimitReached", "Cancelled")),
 )

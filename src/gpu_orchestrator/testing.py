@@ -4,19 +4,20 @@
         assert train.submit(epochs=3).result() == ...
 
 A submitted task runs at once. Its arguments and its result take the same way as otherwise: they are checked,
-written as JSON and read again. What does not fit a worker's JSON fails here, too. Options such as `gpus`,
-`timeout` and `retries` have no effect.
+written as JSON and read again. What does not fit a worker's JSON fails here, too. So it is with what a
+generator yields; it runs to its end before the first value is seen. Options such as `gpus`, `timeout` and
+`retries` have no effect.
 """
 
 import asyncio
 import io
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
@@ -52,6 +53,7 @@ class Here:
         self._handlers = handlers
         self._tasks: dict[str, dict[str, Any]] = {}
         self._logs: dict[str, str] = {}
+        self._values: dict[str, list[bytes]] = {}
 
     def line(self) -> "_Line":
         return _Line(self)
@@ -72,10 +74,10 @@ class Here:
                 return Reply(200, b"".join(self._event(name) for name in body["task_ids"]))
             case "POST", "/tasks/cancel":
                 return _reply({"tasks": [self._ended_already(name) for name in body["task_ids"]]})
-        after = int(urlsplit(request.path).query.removeprefix("after=") or 0)
+        after = dict(parse_qsl(urlsplit(request.path).query)).get("after", "")
         return self._of_one(path, after, is_stream="Accept" in request.headers)
 
-    def _of_one(self, path: str, after: int, *, is_stream: bool) -> Reply:
+    def _of_one(self, path: str, after: str, *, is_stream: bool) -> Reply:
         found = _TASK.fullmatch(path)
         name = unquote(found[1]) if found else ""
         if found is None or name not in self._tasks:
@@ -83,11 +85,21 @@ class Here:
         if found[2] == "logs":
             if is_stream:
                 return Reply(200, b"event: end\ndata: null\n\n")
-            text = self._logs[name][after:]
-            return _reply({"text": text, "next": after + len(text)})
+            text = self._logs[name][int(after or 0) :]
+            return _reply({"text": text, "next": int(after or 0) + len(text)})
+        if found[2] == "stream":
+            return Reply(200, self._streamed(name, after))
         if found[2] == "explain":
             return _reply({**self._tasks[name], "reason": "it ran in this process"})
         return _reply(self._tasks[name])
+
+    def _streamed(self, name: str, after: str) -> bytes:
+        at = int(after.partition("-")[2] or 0)
+        values = self._values[name][at:]
+        place = b"1-%d" % (at + len(values))
+        data = b'{"first":%d,"next":"%b","values":[%b]}' % (at, place, b",".join(values))
+        end = b"event: end\ndata: %b\n\n" % _encode({"status": self._tasks[name]["status"]})
+        return b"id: %b\nevent: values\ndata: %b\n\n" % (place, data) + end
 
     def _submitted(self, bodies: list[dict[str, Any]]) -> list[Reply]:
         unknown = [each["task_type"] for each in bodies if not self._knows(each["task_type"])]
@@ -112,10 +124,10 @@ class Here:
             "attempt": 1,
             "labels": body.get("labels", {}),
         }
-        printed = io.StringIO()
+        printed, self._values[name] = io.StringIO(), []
         try:
             with redirect_stdout(printed):
-                ending = self._ending(body)
+                ending = self._ending(body, self._values[name])
         except Exception as error:
             kind = "BadParameters" if isinstance(error, BadParameters) else type(error).__name__
             ending = {"status": "failed", "error": {"type": kind, "message": str(error)}}
@@ -124,8 +136,9 @@ class Here:
         self._logs[name] = printed.getvalue()
         return name
 
-    def _ending(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Run a task, or cancel it because of a dependency; return what its status shows."""
+    def _ending(self, body: dict[str, Any], values: list[bytes]) -> dict[str, Any]:
+        """Run a task, or cancel it because of a dependency; return what its status shows. Add what it yields
+        to `values`."""
         parameters, needed = _encode(body.get("parameters", {})), body.get("depends_on", [])
         without = next((each for each in needed if self._tasks[each]["status"] != "completed"), None)
         if without and body.get("on_failure") != "run":
@@ -133,12 +146,13 @@ class Here:
         if needed:
             outputs = {name: bytes(self._tasks[name].get("result", b"null")) for name in needed}
             parameters = references.filled(parameters, outputs)
-        result = self._result(body["task_type"], parameters)
+        result = self._result(body["task_type"], parameters, values)
         return {"status": "completed", "result": result, "result_bytes": len(bytes(result))}
 
-    def _result(self, task_type: str, parameters: bytes) -> msgspec.Raw:
+    def _result(self, task_type: str, parameters: bytes, values: list[bytes]) -> msgspec.Raw:
         if task_type in self._handlers:
-            return msgspec.Raw(_encode(self._handlers[task_type](msgspec.json.decode(parameters))))
+            returned = self._handlers[task_type](msgspec.json.decode(parameters))
+            return msgspec.Raw(_encode(_run_out(returned, lambda value: values.append(_encode(value)))))
         function = functions.REGISTRY[task_type]
         try:
             arguments = function.read_arguments(parameters)
@@ -149,6 +163,7 @@ class Here:
             with ThreadPoolExecutor(1) as thread:
                 result = thread.submit(asyncio.run, result).result()
         try:
+            result = _run_out(result, lambda value: values.append(bytes(function.write_value(value))))
             return function.write_result(result)
         except Unfit as error:
             raise BadResult(str(error)) from None
@@ -191,6 +206,27 @@ class _Line:
 
     def close(self) -> None:
         self._unread = b""
+
+
+def _run_out(returned: Any, take: Callable[[Any], None]) -> Any:
+    """Return a result; if it is a generator, after `take` has got all its values."""
+    if isinstance(returned, Generator):
+        while True:
+            try:
+                value = next(returned)
+            except StopIteration as ended:
+                return ended.value
+            take(value)
+    if isinstance(returned, AsyncGenerator):
+
+        async def run_out() -> None:
+            async for value in returned:
+                take(value)
+
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, run_out()).result()
+        return None
+    return returned
 
 
 def _reply(value: Any, status: int = 200) -> Reply:

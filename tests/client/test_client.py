@@ -29,7 +29,17 @@ from gpu_orchestrator.client import (
 from tests.support import documents, worker_tasks
 from tests.support.command_line import User, serving
 from tests.support.paths import ROOT
-from tests.support.worker_tasks import fails, large, lies, nightly, on_gpu, total, twice, waits
+from tests.support.worker_tasks import (
+    counts,
+    counts_too,
+    fails,
+    large,
+    lies,
+    on_gpu,
+    total,
+    waits,
+    yields_lies,
+)
 
 pytestmark = pytest.mark.real
 TUTORIAL = "docs/tutorials/python.md"
@@ -100,6 +110,22 @@ def test_tutorial_works_as_written(user: User) -> None:
     assert json.loads(user.says("task", "submit", *submit)) == [{"epoch": 1, "loss": 0.5}]
 
 
+def test_what_a_task_yields_is_followed(client: Client, user: User) -> None:
+    handle = counts.submit(3)
+    assert list(handle.stream()) == [0, 1, 2]
+    assert handle.result(SOON_S) == "counted to 3"
+    assert user.says("task", "stream", handle.id) == "0\n1\n2\n"
+    assert user.says("task", "stream", handle.id, "--after", "1-2") == "2\n"
+    texts = client.submit(counts, 2, size=3)
+    texts.wait(SOON_S)
+    assert user.says("task", "stream", texts.id, "--text") == "0 x1 x"
+    failing = client.submit(counts_too, 5, fail_at=2)
+    assert "the task is failed" in user.refused("task", "stream", failing.id)
+    assert list(client.submit("echo", **NO_GPU).stream()) == []
+    with pytest.raises(TaskFailed, match=r"BadResult: a value of .* is not what it says"):
+        list(yields_lies.submit().stream())
+
+
 def test_thousand_tasks_come_back_in_order(client: Client) -> None:
     handles = client.batch(Call("echo", number, **NO_GPU) for number in range(1000))
     assert client.gather(handles, SOON_S) == list(range(1000))
@@ -124,55 +150,6 @@ def test_results_go_from_task_to_task(client: Client) -> None:
 async def test_results_go_from_task_to_task_awaited(awaiting: AsyncClient) -> None:
     first = await awaiting.submit(total, [1, 2])
     assert await (await awaiting.submit(total, [first.output, 4])).result(SOON_S) == 7
-
-
-def test_group_calls_back_once_all_have_ended(client: Client) -> None:
-    calls = [twice.call(number) for number in range(5)]
-    assert client.group(calls, then=total).result(SOON_S) == 20
-    assert client.group([], then=total).result(SOON_S) == 0
-    one_fails = [*calls, fails.call("broken")]
-    with pytest.raises(TaskCancelled, match="on which it depends, failed"):
-        client.group(one_fails, then=total).result(SOON_S)
-    anyway = total.options(on_failure="run")
-    assert client.group(one_fails, then=anyway).result(SOON_S) == 20
-    with pytest.raises(ValueError, match="a group has at most 1000 tasks, and these are 1001"):
-        client.group([twice.call(1)] * 1001, then=total)
-    with pytest.raises(TypeError, match="decorate it with @task"):
-        client.group([twice.call(1)], then=sum)  # type: ignore[arg-type]
-
-
-async def test_group_and_schedules_awaited(awaiting: AsyncClient) -> None:
-    group = await awaiting.group([twice.call(2)], then=total)
-    assert await group.result(SOON_S) == 4
-    added = await awaiting.schedules.add("awaited", "@daily", total.call([1]))
-    assert await (await awaiting.schedules.run("awaited")).result(SOON_S) == 1
-    assert added in await awaiting.schedules.list()
-    await awaiting.schedules.delete("awaited")
-
-
-def test_schedules_of_functions_and_of_calls(client: Client) -> None:
-    (applied,) = client.schedules.apply(nightly)
-    assert (applied.name, applied.schedule) == ("tests.support.worker_tasks.nightly", "0 3 * * *")
-    assert (applied.timezone, applied.overlap, applied.status) == ("Europe/Berlin", "skip", "active")
-    assert "T03:00:00+0" in applied.upcoming[0]
-    assert client.schedules.apply(nightly.options(priority="low")) == [applied], "it is replaced"
-    ran = client.schedules.run(applied.name)
-    assert ran.result(SOON_S) == "good night"
-    assert ran.info().labels["schedule"] == applied.name
-    added = client.schedules.add("yearly", "@yearly", Call("echo", **NO_GPU))
-    assert [each for each in client.schedules.list() if each.name != "my_tasks.tidy"] == [applied, added]
-    with pytest.raises(Refused, match="another schedule 'yearly'"):
-        client.schedules.add("yearly", "@daily", Call("echo", **NO_GPU))
-    assert client.schedules.pause("yearly").reason.startswith("paused by ")
-    assert client.schedules.resume("yearly").status == "active"
-    for name in ("yearly", applied.name):
-        client.schedules.delete(name)
-    with pytest.raises(NotFound, match="there is no schedule yearly"):
-        client.schedules.get("yearly")
-    with pytest.raises(TypeError, match="total has no schedule; decorate it"):
-        client.schedules.apply(total)
-    with pytest.raises(Refused, match="schedule: 'sometimes' has 1 fields"):
-        client.schedules.add("bad", "sometimes", total.call([1]))
 
 
 def test_first_that_ends_comes_first(client: Client, tmp_path: Path) -> None:
@@ -310,6 +287,14 @@ async def test_coroutines_do_the_same(awaiting: AsyncClient, tmp_path: Path) -> 
             Unreachable, match=r"\(connection refused\); start one with `gpu-orchestrator up`"
         ):
             await lost.submit("echo")
+
+
+async def test_values_are_followed_awaited(awaiting: AsyncClient) -> None:
+    failing = await awaiting.submit(counts_too, 5, fail_at=2)
+    stream = aiter(failing.stream())
+    assert [await anext(stream), await anext(stream)] == [0, 1]
+    with pytest.raises(TaskFailed, match="Odd: not 2"):
+        await anext(stream)
 
 
 async def test_events_are_followed(awaiting: AsyncClient, client: Client) -> None:

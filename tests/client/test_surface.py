@@ -9,7 +9,7 @@ import pytest
 
 import gpu_orchestrator
 from gpu_orchestrator import client
-from gpu_orchestrator.client import AsyncClient, AsyncHandle, AsyncSchedules, Client, Handle, Schedules
+from gpu_orchestrator.client import AsyncClient, AsyncHandle, Client, Handle
 
 
 def surface(kind: type) -> dict[str, list[tuple[str, Any]]]:
@@ -21,9 +21,7 @@ def surface(kind: type) -> dict[str, list[tuple[str, Any]]]:
     }
 
 
-@pytest.mark.parametrize(
-    ("blocking", "awaiting"), [(Client, AsyncClient), (Handle, AsyncHandle), (Schedules, AsyncSchedules)]
-)
+@pytest.mark.parametrize(("blocking", "awaiting"), [(Client, AsyncClient), (Handle, AsyncHandle)])
 def test_both_clients_have_the_same_methods(blocking: type, awaiting: type) -> None:
     assert surface(blocking) == surface(awaiting)
     undocumented = [

@@ -19,6 +19,7 @@ from gpu_orchestrator.client import (
     functions,
     task,
 )
+from tests.support import worker_tasks
 from tests.support.paths import ROOT
 
 TUTORIAL = ROOT / "docs/tutorials/python.md"
@@ -48,6 +49,23 @@ async def test_coroutine_function_runs_also_where_a_loop_does() -> None:
     with testing.local():
         assert shout.map(["a", "b"]) == ["A", "B"]
     assert await shout("c") == "C"
+
+
+def test_generator_yields_and_returns() -> None:
+    with testing.local({"raw": lambda n: (each for each in range(n))}) as client:
+        handle = worker_tasks.counts.submit(3)
+        assert list(handle.stream()) == [0, 1, 2]
+        assert list(handle.stream(after="1-2")) == [2]
+        assert handle.result() == "counted to 3"
+        assert list(client.submit("raw", 2).stream()) == [0, 1]
+        assert list(client.handle(handle.id, worker_tasks.counts).stream()) == [0, 1, 2]
+        failing = client.submit(worker_tasks.counts_too, 5, fail_at=2)
+        seen: list[int] = []
+        with pytest.raises(TaskFailed, match="Odd: not 2"):
+            seen.extend(failing.stream())
+        with pytest.raises(TaskFailed, match=r"BadResult: a value of .* is not what it says"):
+            list(worker_tasks.yields_lies.submit().stream())
+    assert list(worker_tasks.counts(2)) == [0, 1]
 
 
 def test_called_it_is_a_function() -> None:

@@ -18,7 +18,7 @@ TUTORIAL = "docs/tutorials/python.md"
 WRONG = """
 from gpu_orchestrator import AsyncClient, Call, Client
 from gpu_orchestrator.client import Handle
-from my_tasks import Score, shout, train
+from my_tasks import Score, shout, train, words
 
 
 def blocking(client: Client) -> list[Score]:
@@ -31,12 +31,18 @@ def blocking(client: Client) -> list[Score]:
     handle: Handle[list[Score]] = train.submit(epochs=len(texts))
     wrong: Handle[str] = train.submit(3)  # type: ignore[assignment]
     wrong.cancel()
+    for word in client.submit(words, "a").stream():
+        word.upper()
+        word.uppper()  # type: ignore[attr-defined]
+    client.submit(words, 1)  # type: ignore[call-overload]
     return handle.result(timeout=1)
 
 
 async def awaiting(client: AsyncClient) -> list[str]:
     handle = await client.submit(train, 3)
     scores: list[Score] = await handle.result()
+    async for word in (await client.submit(words, "a")).stream():
+        word.uppper()  # type: ignore[attr-defined]
     return await client.gather([await client.submit(shout, str(score.loss)) for score in scores])
 """
 

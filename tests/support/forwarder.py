@@ -15,6 +15,7 @@ class Forwarder:
     def __init__(self, *backends: int) -> None:
         self._backends = list(backends)
         self._open = dict.fromkeys(backends, 0)
+        self._clients: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port = int(self._listening.getsockname()[1])
@@ -37,6 +38,13 @@ class Forwarder:
             self._backends.remove(backend)
         eventually(lambda: self._open[backend] == 0, "the last connection of the backend is closed")
 
+    def break_all(self) -> None:
+        """Break all open connections."""
+        with self._lock:
+            for client in self._clients:
+                with suppress(OSError):
+                    client.shutdown(socket.SHUT_RDWR)
+
     def put_in(self, backend: int) -> None:
         with self._lock:
             self._open.setdefault(backend, 0)
@@ -55,11 +63,14 @@ class Forwarder:
             threading.Thread(target=self._serve, args=(client, backend), daemon=True).start()
 
     def _serve(self, client: socket.socket, backend: int) -> None:
+        with self._lock:
+            self._clients.add(client)
         try:
-            with client, socket.create_connection(("127.0.0.1", backend)) as server, suppress(OSError):
+            with client, suppress(OSError), socket.create_connection(("127.0.0.1", backend)) as server:
                 _join(client, server)
         finally:
             with self._lock:
+                self._clients.discard(client)
                 self._open[backend] -= 1
 
 

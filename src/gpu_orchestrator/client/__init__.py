@@ -10,8 +10,7 @@ Starts quickly and needs no part of the server. Read the modules in this order:
   steps           requests, pauses and streams as values
   server_sent     events from the bytes of a stream
   conversation    all that is said between client and server, written once, as generators of steps
-  schedules       what is said about schedules
-  scheduling      `client.schedules`, blocking and awaited
+  streaming       how the partial results of a task are followed
   dial            opens connections for the blocking client and the commands
   blocking        `Client`: performs the steps, and blocks
   awaiting        `AsyncClient`: performs the same steps, and awaits
@@ -21,8 +20,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpu_orchestrator.client.awaiting import AsyncClient, AsyncHandle
-    from gpu_orchestrator.client.blocking import Client, Handle
+    from gpu_orchestrator.client.awaiting import AsyncClient, AsyncHandle, AsyncStreamHandle
+    from gpu_orchestrator.client.blocking import Client, Handle, StreamHandle
     from gpu_orchestrator.client.errors import (
         BadArguments,
         BadPlace,
@@ -32,21 +31,21 @@ if TYPE_CHECKING:
         NotAllowed,
         NotFound,
         Refused,
+        StreamRestarted,
         TaskCancelled,
         TaskDead,
         TaskFailed,
         TimedOut,
         Unreachable,
+        ValuesMissed,
     )
-    from gpu_orchestrator.client.functions import TaskFunction, task
-    from gpu_orchestrator.client.schedules import ScheduleInfo
-    from gpu_orchestrator.client.scheduling import AsyncSchedules, Schedules
-    from gpu_orchestrator.client.tasks import Call, Cron, Event, Explanation, Options, TaskInfo
+    from gpu_orchestrator.client.functions import StreamFunction, TaskFunction, task
+    from gpu_orchestrator.client.tasks import Call, Event, Explanation, Options, TaskInfo
 
 __all__ = (
     "AsyncClient",
     "AsyncHandle",
-    "AsyncSchedules",
+    "AsyncStreamHandle",
     "BadArguments",
     "BadPlace",
     "BadResult",
@@ -54,7 +53,6 @@ __all__ = (
     "Call",
     "Client",
     "ClientError",
-    "Cron",
     "Event",
     "Explanation",
     "Handle",
@@ -62,8 +60,9 @@ __all__ = (
     "NotFound",
     "Options",
     "Refused",
-    "ScheduleInfo",
-    "Schedules",
+    "StreamFunction",
+    "StreamHandle",
+    "StreamRestarted",
     "TaskCancelled",
     "TaskDead",
     "TaskFailed",
@@ -71,15 +70,14 @@ __all__ = (
     "TaskInfo",
     "TimedOut",
     "Unreachable",
+    "ValuesMissed",
     "task",
 )
 _PLACES = {
-    "awaiting": ("AsyncClient", "AsyncHandle"),
-    "blocking": ("Client", "Handle"),
-    "functions": ("TaskFunction", "task"),
-    "schedules": ("ScheduleInfo",),
-    "scheduling": ("AsyncSchedules", "Schedules"),
-    "tasks": ("Call", "Cron", "Event", "Explanation", "Options", "TaskInfo"),
+    "awaiting": ("AsyncClient", "AsyncHandle", "AsyncStreamHandle"),
+    "blocking": ("Client", "Handle", "StreamHandle"),
+    "functions": ("StreamFunction", "TaskFunction", "task"),
+    "tasks": ("Call", "Event", "Explanation", "Options", "TaskInfo"),
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
 

@@ -5,22 +5,22 @@ import os
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 import aiohttp
 
-from gpu_orchestrator.client import calls, dial, where
+from gpu_orchestrator.client import calls, dial, streaming, where
 from gpu_orchestrator.client.blocking import conversation
 from gpu_orchestrator.client.errors import ClientError
-from gpu_orchestrator.client.functions import Callback, P, TaskFunction
-from gpu_orchestrator.client.scheduling import AsyncSchedules
+from gpu_orchestrator.client.functions import P, StreamFunction, TaskFunction
 from gpu_orchestrator.client.steps import Answer, Ask, Emit, Lost, Open, Pause, Read, Reply, Step, Steps
 from gpu_orchestrator.client.tasks import Call, Event, Explanation, Options, Pending, TaskInfo
 from gpu_orchestrator.client.where import Given, Place
 
 R = TypeVar("R")
-S = TypeVar("S")
 R_co = TypeVar("R_co", covariant=True)
+Y = TypeVar("Y")
+Y_co = TypeVar("Y_co", covariant=True)
 
 
 class AsyncHandle(Pending[R_co], Generic[R_co]):
@@ -29,7 +29,7 @@ class AsyncHandle(Pending[R_co], Generic[R_co]):
     __slots__ = ("_client",)
 
     def __init__(self, client: "AsyncClient", call: Call[R_co], task_id: str) -> None:
-        super().__init__(task_id, call.decode)
+        super().__init__(task_id, call.decode, call.decode_value)
         self._client = client
 
     async def result(self, timeout: float | None = None) -> R_co:
@@ -60,6 +60,21 @@ class AsyncHandle(Pending[R_co], Generic[R_co]):
         """Yield the lines that the task has printed; with `follow` go on until it has ended."""
         return self._client._emitted(self._client._with.logs(self.id, follow=follow))
 
+    def stream(self, *, after: str = "", skip_missed: bool = False) -> AsyncIterator[Any]:
+        """Yield what the task sends while it runs, each value once and in order: see `Handle.stream`."""
+        talk = self._client._with
+        return self._client._emitted(streaming.values(talk, self, after, skip_missed=skip_missed))
+
+
+class AsyncStreamHandle(AsyncHandle[R_co], Generic[Y_co, R_co]):
+    """The handle of a generator function, which says what it yields."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def stream(self, *, after: str = "", skip_missed: bool = False) -> AsyncIterator[Y_co]: ...
+
 
 class AsyncClient:
     """A client of a cluster manager for asyncio: `async with AsyncClient() as client`. Finds address and key
@@ -77,7 +92,6 @@ class AsyncClient:
         given = Given(url, key, Path(key_file) if key_file else None, os.fspath(ca))
         self.place = where.find(given)
         self._with = conversation(self.place, patience_s)
-        self.schedules = AsyncSchedules(self)
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -96,6 +110,10 @@ class AsyncClient:
 
     @overload
     async def submit(
+        self, task: StreamFunction[P, Y, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncStreamHandle[Y, R]: ...
+    @overload
+    async def submit(
         self, task: TaskFunction[P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> AsyncHandle[R]: ...
     @overload
@@ -106,7 +124,10 @@ class AsyncClient:
     ) -> AsyncHandle[Any]: ...
     async def submit(self, task: Any, /, *args: Any, **kwargs: Any) -> AsyncHandle[Any]:
         """Submit a task and return at once: see `Client.submit`."""
-        return (await self.batch([calls.of(task, args, kwargs)]))[0]
+        call = calls.of(task, args, kwargs)
+        (task_id,) = await self._run(self._with.submit([call]))
+        kind = AsyncStreamHandle if isinstance(task, StreamFunction) else AsyncHandle
+        return kind(self, call, task_id)
 
     async def batch(self, tasks: Iterable[Call[R]], /) -> list[AsyncHandle[R]]:
         """Submit many tasks with few requests."""
@@ -122,16 +143,14 @@ class AsyncClient:
         """Run a task for each input and return the results in order."""
         return await self.gather(await self.batch([calls.of(task, (each,), options) for each in inputs]))
 
-    async def group(self, tasks: Iterable[Call[R]], /, then: Callback[R, S]) -> AsyncHandle[S]:
-        """Run these tasks, and when all have ended `then` with the list of their results, which need not pass
-        through this program. Return the handle of `then`. If one fails, `then` is cancelled; with
-        `then.options(on_failure="run")` it runs, and gets None for that one."""
-        parts = await self.batch(calls.group(tasks, then))
-        return await self.submit(calls.of(then, ([each.output for each in parts],), {}))
-
-    def handle(self, task_id: str, task: TaskFunction[..., R] | None = None) -> AsyncHandle[R]:
+    @overload
+    def handle(self, task_id: str, task: StreamFunction[..., Y, R]) -> AsyncStreamHandle[Y, R]: ...
+    @overload
+    def handle(self, task_id: str, task: TaskFunction[..., R] | None = None) -> AsyncHandle[R]: ...
+    def handle(self, task_id: str, task: TaskFunction[..., Any] | None = None) -> AsyncHandle[Any]:
         """Return the handle of a task that was submitted elsewhere; `task` is whose result it has."""
-        return AsyncHandle(self, calls.known(task), task_id)
+        kind = AsyncStreamHandle if isinstance(task, StreamFunction) else AsyncHandle
+        return kind(self, calls.known(task), task_id)
 
     async def wait(
         self,

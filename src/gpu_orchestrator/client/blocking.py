@@ -9,21 +9,21 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 from types import TracebackType
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, Unpack, overload
 from urllib.parse import urlsplit
 
-from gpu_orchestrator.client import calls, dial, where
+from gpu_orchestrator.client import calls, dial, streaming, where
 from gpu_orchestrator.client.conversation import Conversation
 from gpu_orchestrator.client.errors import BadPlace, ClientError
-from gpu_orchestrator.client.functions import Callback, P, TaskFunction
-from gpu_orchestrator.client.scheduling import Schedules
+from gpu_orchestrator.client.functions import P, StreamFunction, TaskFunction
 from gpu_orchestrator.client.steps import Answer, Ask, Emit, Lost, Open, Pause, Read, Reply, Step, Steps
 from gpu_orchestrator.client.tasks import Call, Event, Explanation, Options, Pending, TaskInfo
 from gpu_orchestrator.client.where import Given, Place
 
 R = TypeVar("R")
-S = TypeVar("S")
 R_co = TypeVar("R_co", covariant=True)
+Y = TypeVar("Y")
+Y_co = TypeVar("Y_co", covariant=True)
 PIECE = 65_536
 
 
@@ -49,7 +49,7 @@ class Handle(Pending[R_co], Generic[R_co]):
     __slots__ = ("_client",)
 
     def __init__(self, client: "Client", call: Call[R_co], task_id: str) -> None:
-        super().__init__(task_id, call.decode)
+        super().__init__(task_id, call.decode, call.decode_value)
         self._client = client
 
     def result(self, timeout: float | None = None) -> R_co:
@@ -80,6 +80,26 @@ class Handle(Pending[R_co], Generic[R_co]):
         """Yield the lines that the task has printed; with `follow` go on until it has ended."""
         return self._client._emitted(self._client._with.logs(self.id, follow=follow))
 
+    def stream(self, *, after: str = "", skip_missed: bool = False) -> Iterator[Any]:
+        """Yield what the task sends while it runs, each value once and in order, until it has ended; raise
+        `TaskFailed` if it ends without a result. The task waits for a reader that is slower.
+
+        Raise `StreamRestarted` when another attempt begins, and `ValuesMissed` for values that are no longer
+        kept, because they came before this began; with `skip_missed` go on behind them. `after` is a place
+        such as that of `ValuesMissed`."""
+        talk = self._client._with
+        return self._client._emitted(streaming.values(talk, self, after, skip_missed=skip_missed))
+
+
+class StreamHandle(Handle[R_co], Generic[Y_co, R_co]):
+    """The handle of a generator function, which says what it yields."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def stream(self, *, after: str = "", skip_missed: bool = False) -> Iterator[Y_co]: ...
+
 
 class Client:
     """A client of a cluster manager. Without arguments it finds address and key as the command line does:
@@ -101,7 +121,6 @@ class Client:
         self.place = Place("in this process") if wire else where.find(given)
         self._wire = wire or Connections(self.place)
         self._with = conversation(self.place, patience_s)
-        self.schedules = Schedules(self)
 
     def __enter__(self) -> Self:
         return self
@@ -116,6 +135,10 @@ class Client:
         self._wire.close()
 
     @overload
+    def submit(
+        self, task: StreamFunction[P, Y, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> StreamHandle[Y, R]: ...
+    @overload
     def submit(self, task: TaskFunction[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]: ...
     @overload
     def submit(self, task: Call[R], /) -> Handle[R]: ...
@@ -124,7 +147,10 @@ class Client:
     def submit(self, task: Any, /, *args: Any, **kwargs: Any) -> Handle[Any]:
         """Submit a task and return at once: a task function with its arguments, a `Call`, or a task type with
         its parameters and options. Raise `Refused` if no worker can ever take it."""
-        return self.batch([calls.of(task, args, kwargs)])[0]
+        call = calls.of(task, args, kwargs)
+        (task_id,) = self._run(self._with.submit([call]))
+        kind = StreamHandle if isinstance(task, StreamFunction) else Handle
+        return kind(self, call, task_id)
 
     def batch(self, tasks: Iterable[Call[R]], /) -> list[Handle[R]]:
         """Submit many tasks with few requests. Up to a thousand are taken as a whole or not at all."""
@@ -141,16 +167,14 @@ class Client:
         function, or the parameters of a task type."""
         return self.gather(self.batch([calls.of(task, (each,), options) for each in inputs]))
 
-    def group(self, tasks: Iterable[Call[R]], /, then: Callback[R, S]) -> Handle[S]:
-        """Run these tasks, and when all have ended `then` with the list of their results, which need not pass
-        through this program. Return the handle of `then`. If one fails, `then` is cancelled; with
-        `then.options(on_failure="run")` it runs, and gets None for that one."""
-        parts = self.batch(calls.group(tasks, then))
-        return self.submit(calls.of(then, ([each.output for each in parts],), {}))
-
-    def handle(self, task_id: str, task: TaskFunction[..., R] | None = None) -> Handle[R]:
+    @overload
+    def handle(self, task_id: str, task: StreamFunction[..., Y, R]) -> StreamHandle[Y, R]: ...
+    @overload
+    def handle(self, task_id: str, task: TaskFunction[..., R] | None = None) -> Handle[R]: ...
+    def handle(self, task_id: str, task: TaskFunction[..., Any] | None = None) -> Handle[Any]:
         """Return the handle of a task that was submitted elsewhere; `task` is whose result it has."""
-        return Handle(self, calls.known(task), task_id)
+        kind = StreamHandle if isinstance(task, StreamFunction) else Handle
+        return kind(self, calls.known(task), task_id)
 
     def wait(self, handles: Iterable[Handle[Any]], timeout: float | None = None) -> None:
         """Wait until all these tasks have ended, however they ended; raise `TimedOut`."""
@@ -340,8 +364,6 @@ class _Line:
             self.close()
             return Lost(dial.silence(error, self._wire.url, within_s))
         if not piece:
-            # Some versions of Python leave it open: the next request would be sent, and then be refused here.
-            answer.close()
             self._answer = self._connection = None
             if answer.will_close:
                 connection.close()

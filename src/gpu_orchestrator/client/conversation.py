@@ -101,11 +101,11 @@ class Conversation:
         return ids
 
     def info(self, task_id: str) -> Steps[TaskInfo]:
-        reply = yield from self._ask(Ask("GET", _path(task_id)))
+        reply = yield from self._ask(Ask("GET", path(task_id)))
         return _decoded(reply, TaskInfo, self.url)
 
     def explain(self, task_id: str) -> Steps[Explanation]:
-        reply = yield from self._ask(Ask("GET", _path(task_id, "/explain")))
+        reply = yield from self._ask(Ask("GET", path(task_id, "/explain")))
         return _decoded(reply, Explanation, self.url)
 
     def cancel(self, ids: Sequence[str]) -> Steps[dict[str, bool]]:
@@ -157,7 +157,7 @@ class Conversation:
         if info.status == "completed":
             result = bytes(info.result)
             if result == b"null" and info.result_bytes > len(result):
-                result = yield from self._ask(Ask("GET", _path(info.task_id, "/result")))
+                result = yield from self._ask(Ask("GET", path(info.task_id, "/result")))
             return pending.decode(result)
         if info.status == "missing":
             raise errors.NotFound(f"there is no task {info.task_id}, or no longer", 404)
@@ -170,7 +170,7 @@ class Conversation:
         """Emit the lines that a task has printed, and those that it prints until it has ended."""
         at, rest = 0, ""
         while True:
-            reply = yield from self._ask(Ask("GET", _path(task_id, f"/logs?after={at}")))
+            reply = yield from self._ask(Ask("GET", path(task_id, f"/logs?after={at}")))
             part = _decoded(reply, _Log, self.url)
             *lines, rest = (rest + part.text).split("\n")
             for line in lines:
@@ -184,7 +184,7 @@ class Conversation:
             yield Emit(rest)
 
     def _followed(self, task_id: str, at: int, rest: str) -> Steps[str]:
-        stream = Stream(self, lambda: Ask("GET", _path(task_id, f"/logs?after={at}"), headers=STREAM))
+        stream = Stream(self, lambda: Ask("GET", path(task_id, f"/logs?after={at}"), headers=STREAM))
         while (sent := (yield from stream.next())) is not None and sent.name != "end":
             if sent.name == "log":
                 part = msgspec.json.decode(sent.data, type=_Log)
@@ -197,7 +197,7 @@ class Conversation:
     def events(self, after: str) -> Steps[None]:
         """Emit what happens in the cluster, without end; each event once, also over lost connections."""
         at = after
-        stream = Stream(self, lambda: Ask("GET", f"{PREFIX}/events{_query({'after': at})}", headers=STREAM))
+        stream = Stream(self, lambda: Ask("GET", f"{PREFIX}/events{query({'after': at})}", headers=STREAM))
         while (sent := (yield from stream.next())) is not None:
             at = sent.id or at
             if sent.name and sent.data:
@@ -207,17 +207,12 @@ class Conversation:
     def _log_of(self, task_id: str) -> Steps[str]:
         """Return the traceback of a failed task; empty if the server cannot tell."""
         try:
-            reply = yield from self._ask(Ask("GET", _path(task_id, "/logs")))
+            reply = yield from self._ask(Ask("GET", path(task_id, "/logs")))
             text = _decoded(reply, _Log, self.url).text
         except errors.ClientError:
             return ""
         at = text.rfind(TRACEBACK)
         return text[at:] if at >= 0 else ""
-
-    def ask(self, request: Ask, kind: type[R]) -> Steps[R]:
-        """Send a request until it is answered, and return the answer."""
-        reply = yield from self._ask(request)
-        return _decoded(reply, kind, self.url)
 
     def _ask(self, request: Ask) -> Steps[bytes]:
         """Send a request until it is answered, and return the body; raise what went wrong."""
@@ -359,9 +354,11 @@ class Stream:
             yield Pause(pause_s)
 
     def finish(self) -> Steps[None]:
-        """Read the end of a stream that has said all, so that its connection can be used again."""
+        """Read the end of a stream that has said all, so that its connection can be used again; `next` asks
+        for another."""
         while isinstance(piece := (yield Read(FINISH_S)), bytes) and piece:
             pass
+        self._parser = None
 
     def _open(self) -> Steps[None]:
         until = self._with.now() + self._with.patience_s
@@ -415,11 +412,11 @@ def _parts(bodies: Sequence[bytes]) -> Iterable[list[bytes]]:
         yield part
 
 
-def _path(task_id: str, rest: str = "") -> str:
+def path(task_id: str, rest: str = "") -> str:
     return f"{PREFIX}/tasks/{quote(task_id, safe='')}{rest}"
 
 
-def _query(words: Mapping[str, str]) -> str:
+def query(words: Mapping[str, str]) -> str:
     given = {name: value for name, value in words.items() if value}
     return f"?{urlencode(given)}" if given else ""
 

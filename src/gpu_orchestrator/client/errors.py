@@ -9,7 +9,9 @@ ClientError
 │   └── Busy               too many requests, or no room: `retry_after_s`
 ├── TimedOut               a task has not ended in time; it goes on (also a TimeoutError)
 ├── BadArguments           the arguments do not fit the function (also a TypeError)
-├── BadResult              the result does not fit the function's annotation
+├── BadResult              the result, or a value, does not fit the function's annotation
+├── ValuesMissed           values of a stream are no longer kept: `count`, `after`
+├── StreamRestarted        another attempt began: the values so far are superseded
 └── TaskFailed             the task ended without a result: `type`, `message`, `traceback`
     ├── TaskCancelled      somebody cancelled it
     └── TaskDead           the server gave it up, because it was lost too often
@@ -78,6 +80,24 @@ class BadArguments(ClientError, TypeError):
 
 class BadResult(ClientError):
     """The result does not fit the annotation of the function here."""
+
+
+class ValuesMissed(ClientError):
+    """`count` values of a stream are no longer kept, because they were more than the server keeps and nobody
+    read them. `stream(after=error.after)` goes on behind them."""
+
+    def __init__(self, message: str, *, count: int, after: str) -> None:
+        super().__init__(message)
+        self.count, self.after = count, after
+
+
+class StreamRestarted(ClientError):
+    """Another attempt at the task began, after its worker was lost or because it is tried again. What the one
+    before yielded is superseded: call `stream()` again, which begins with the first value of `attempt`."""
+
+    def __init__(self, message: str, *, attempt: int) -> None:
+        super().__init__(message)
+        self.attempt = attempt
 
 
 class TaskFailed(ClientError):

@@ -4,32 +4,21 @@ The worker that was started with `--app MODULE` imports the same module. So a ta
 `module.function`, and its parameters are the function's arguments by name, as JSON.
 """
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from functools import update_wrapper
-from inspect import iscoroutinefunction
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Generic,
-    ParamSpec,
-    Protocol,
-    TypeAlias,
-    TypeVar,
-    Unpack,
-    cast,
-    overload,
-)
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from gpu_orchestrator.api import functions
 from gpu_orchestrator.client import errors
-from gpu_orchestrator.client.tasks import Call, Cron, Options, Taken, checked
+from gpu_orchestrator.client.tasks import Call, Options, Taken, checked
 
 if TYPE_CHECKING:
-    from gpu_orchestrator.client.blocking import Client, Handle
+    from gpu_orchestrator.client.blocking import Client, Handle, StreamHandle
 
 P = ParamSpec("P")
 R = TypeVar("R")
-S = TypeVar("S")
+Y = TypeVar("Y")
 
 
 class TaskFunction(functions.Definition, Generic[P, R]):
@@ -37,16 +26,9 @@ class TaskFunction(functions.Definition, Generic[P, R]):
 
     __name__: str
 
-    def __init__(
-        self,
-        function: Callable[P, Any],
-        name: str = "",
-        options: Options | None = None,
-        schedule: Cron | None = None,
-    ) -> None:
+    def __init__(self, function: Callable[P, Any], name: str = "", options: Options | None = None) -> None:
         super().__init__(function, name)
         self.task_options: Options = options or {}
-        self.schedule = schedule
         update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -69,13 +51,15 @@ class TaskFunction(functions.Definition, Generic[P, R]):
                 self.read_arguments(parameters)
         except functions.Unfit as error:
             raise errors.BadArguments(str(error)) from error
-        call = Call(self.name, parameters, decode=self.read_result, **self.task_options)
+        call = Call(
+            self.name, parameters, decode=self.read_result, decode_value=self.read_value, **self.task_options
+        )
         call.take(taken.ids)
         return call
 
     def options(self, **options: Unpack[Options]) -> "TaskFunction[P, R]":
         """Return the same task with other options: `train.options(gpus=2, priority="high").submit(3)`."""
-        return type(self)(self.function, self.name, {**self.task_options, **checked(options)}, self.schedule)
+        return type(self)(self.function, self.name, {**self.task_options, **checked(options)})
 
     def read_result(self, result: bytes) -> R:
         try:
@@ -83,9 +67,28 @@ class TaskFunction(functions.Definition, Generic[P, R]):
         except functions.Unfit as error:
             raise errors.BadResult(str(error)) from error
 
+    def read_value(self, value: bytes) -> Any:
+        """Return a value that the function has yielded."""
+        try:
+            return self.decode_value(value)
+        except functions.Unfit as error:
+            raise errors.BadResult(str(error)) from error
 
-Callback: TypeAlias = TaskFunction[[list[R]], S] | TaskFunction[[list[R | None]], S]
-"""A task of one argument, the results of other tasks; None for those without, if it runs then as well."""
+
+class StreamFunction(TaskFunction[P, R], Generic[P, Y, R]):
+    """A task function that is a generator function: what it yields is seen while it runs, what it returns is
+    its result. Called, it returns a generator, as any other."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return self.function(*args, **kwargs)
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> "StreamHandle[Y, R]":
+        """Submit the task with this process's own client, which finds address and key by itself."""
+        return default().submit(self, *args, **kwargs)
+
+    def options(self, **options: Unpack[Options]) -> "StreamFunction[P, Y, R]":
+        """Return the same task with other options."""
+        return type(self)(self.function, self.name, {**self.task_options, **checked(options)})
 
 
 class AsyncTaskFunction(TaskFunction[P, R]):
@@ -101,35 +104,45 @@ class Decorator(Protocol):
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTaskFunction[P, R]: ...
     @overload
+    def __call__(self, function: Callable[P, Generator[Y, Any, R]], /) -> StreamFunction[P, Y, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Iterator[Y]], /) -> StreamFunction[P, Y, Any]: ...
+    @overload
+    def __call__(self, function: Callable[P, AsyncIterator[Y]], /) -> StreamFunction[P, Y, None]: ...
+    @overload
     def __call__(self, function: Callable[P, R], /) -> TaskFunction[P, R]: ...
 
 
 @overload
 def task(function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTaskFunction[P, R]: ...
 @overload
+def task(function: Callable[P, Generator[Y, Any, R]], /) -> StreamFunction[P, Y, R]: ...
+@overload
+def task(function: Callable[P, Iterator[Y]], /) -> StreamFunction[P, Y, Any]: ...
+@overload
+def task(function: Callable[P, AsyncIterator[Y]], /) -> StreamFunction[P, Y, None]: ...
+@overload
 def task(function: Callable[P, R], /) -> TaskFunction[P, R]: ...
 @overload
-def task(*, name: str = "", schedule: str | Cron = "", **options: Unpack[Options]) -> Decorator: ...
-def task(function: Any = None, /, *, name: str = "", schedule: str | Cron = "", **options: Any) -> Any:
+def task(*, name: str = "", **options: Unpack[Options]) -> Decorator: ...
+def task(function: Any = None, /, *, name: str = "", **options: Any) -> Any:
     """Make a function a task: `@task`, or `@task(gpus=1, gpu_memory="8GB", retries=2)`.
 
-    With `schedule`, such as `"0 3 * * *"` or a `Cron`, it is queued at these moments once
-    `client.schedules.apply(function)` or `gpu-orchestrator schedule apply MODULE` has told the server.
-
     Arguments and result must be what JSON can carry: numbers, texts, lists, dicts, dataclasses, and all else
-    that msgspec knows. They are checked by the annotations here and on the worker."""
+    that msgspec knows. They are checked by the annotations here and on the worker. What a generator function
+    yields is streamed to those who follow the task: see `stream` of its handle."""
     chosen = checked(options)
-    when = Cron.of(schedule) if schedule else None
-    if function:
-        return _made(function, name, chosen, when)
-    return lambda decorated: _made(decorated, name, chosen, when)
+    return _made(function, name, chosen) if function else lambda decorated: _made(decorated, name, chosen)
 
 
-def _made(
-    function: Callable[..., Any], name: str, options: Options, schedule: Cron | None
-) -> TaskFunction[..., Any]:
-    kind = AsyncTaskFunction if iscoroutinefunction(function) else TaskFunction
-    made: TaskFunction[..., Any] = kind(function, name, options, schedule)
+def _made(function: Callable[..., Any], name: str, options: Options) -> TaskFunction[..., Any]:
+    made: TaskFunction[..., Any]
+    if isgeneratorfunction(function) or isasyncgenfunction(function):
+        made = StreamFunction(function, name, options)
+    elif iscoroutinefunction(function):
+        made = AsyncTaskFunction(function, name, options)
+    else:
+        made = TaskFunction(function, name, options)
     REGISTRY[made.name] = made
     return made
 

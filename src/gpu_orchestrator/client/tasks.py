@@ -9,6 +9,7 @@ import msgspec
 from gpu_orchestrator.api import plain_json, references
 
 R_co = TypeVar("R_co", covariant=True)
+Decode = Callable[[bytes], Any]
 FINAL = frozenset({"completed", "failed", "cancelled", "dead"})
 
 
@@ -46,27 +47,6 @@ class Options(TypedDict, total=False):
     one that outlives your process."""
 
 
-class Cron(msgspec.Struct, frozen=True):
-    """When a schedule fires: `Cron("0 3 * * *", timezone="Europe/Berlin", missed="skip")`. The words are
-    those of the HTTP API."""
-
-    schedule: str
-    """Minute, hour, day of the month, month and day of the week, or `@daily`, `@every 30s` and the like."""
-    timezone: str = "UTC"
-    missed: Literal["run_once", "run_all", "skip"] = "run_once"
-    """What becomes of moments at which no server could queue the task: the latest is run, or all are, or none
-    that is more than a minute old."""
-    overlap: Literal["allow", "skip", "queue"] = "allow"
-    """What if the task of the moment before has not ended: begin beside it, pass this moment over, or wait
-    for it."""
-    jitter: str = ""
-    """Such as `10m`: fire up to so much later, always by the same delay."""
-
-    @classmethod
-    def of(cls, given: "str | Cron") -> "Cron":
-        return cls(given) if isinstance(given, str) else given
-
-
 RESOURCES = {
     "gpus": "gpus",
     "gpu_memory": "gpu_memory",
@@ -91,7 +71,7 @@ class Call(Generic[R_co]):
     """A task that is not submitted yet: what to run, with what, and how. Made by `task_function.call(...)`,
     or by hand for the task types that a worker has by itself: `Call("echo", {"hello": "world"}, gpus=0)`."""
 
-    __slots__ = ("decode", "depends_on", "options", "parameters", "task_type")
+    __slots__ = ("decode", "decode_value", "depends_on", "options", "parameters", "task_type")
 
     @overload
     def __init__(
@@ -104,6 +84,7 @@ class Call(Generic[R_co]):
         parameters: Any = None,
         *,
         decode: Callable[[bytes], R_co],
+        decode_value: Decode | None = None,
         **options: Unpack[Options],
     ) -> None: ...
     def __init__(
@@ -111,7 +92,8 @@ class Call(Generic[R_co]):
         task_type: str,
         parameters: Any = None,
         *,
-        decode: Callable[[bytes], Any] | None = None,
+        decode: Decode | None = None,
+        decode_value: Decode | None = None,
         **options: Any,
     ) -> None:
         self.task_type, self.options = task_type, checked(options)
@@ -120,6 +102,7 @@ class Call(Generic[R_co]):
         self.parameters = msgspec.Raw(_encode({} if parameters is None else parameters, taken))
         self.take(taken.ids)
         self.decode: Callable[[bytes], R_co] = decode or msgspec.json.decode
+        self.decode_value: Decode = decode_value or msgspec.json.decode
 
     def take(self, ids: Sequence[str]) -> None:
         """Depend on these tasks as well."""
@@ -205,12 +188,15 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pending(Generic[R_co]):
-    """A submitted task. `decode` reads its result; `known` is what was last heard of it."""
+    """A submitted task. `decode` reads its result, `decode_value` what it yields; `known` is what was last
+    heard of it."""
 
-    __slots__ = ("decode", "id", "known")
+    __slots__ = ("decode", "decode_value", "id", "known")
 
-    def __init__(self, task_id: str, decode: Callable[[bytes], R_co]) -> None:
-        self.id, self.decode = task_id, decode
+    def __init__(
+        self, task_id: str, decode: Callable[[bytes], R_co], decode_value: Decode = msgspec.json.decode
+    ) -> None:
+        self.id, self.decode, self.decode_value = task_id, decode, decode_value
         self.known: TaskInfo | None = None
 
     @property
