@@ -51,11 +51,17 @@ class Cluster:
 
     @classmethod
     def start(
-        cls, parts: Sequence[str] = (), *, toolbox: Toolbox | None = None, node_lifecycle: bool = True
+        cls,
+        parts: Sequence[str] = (),
+        *,
+        toolbox: Toolbox | None = None,
+        node_lifecycle: bool = True,
+        dials_endpoints: bool = False,
     ) -> Self:
         """Start a cluster and wait until its API server is ready.
 
-        `node_lifecycle=False` leaves static nodes Ready although they send no heartbeats.
+        `node_lifecycle=False` leaves static nodes Ready although they send no heartbeats. With
+        `dials_endpoints` the API server calls webhooks that run in containers of a real node.
         """
         if unknown := set(parts) - set(OPTIONAL):
             raise ClusterError(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(OPTIONAL)}")
@@ -63,8 +69,9 @@ class Cluster:
         tools = box.get(*ALWAYS, "kubectl", *parts)
         folder = Path(tempfile.mkdtemp(prefix="gpu-orchestrator-"))
         guard = Guard(folder)
+        options = commands.Options(tuple(parts), node_lifecycle, dials_endpoints)
         try:
-            cluster = cls._prepare(box, tools, guard, commands.Options(tuple(parts), node_lifecycle))
+            cluster = cls._prepare(box, tools, guard, options)
             cluster._start_parts()
         except BaseException:
             guard.end()

@@ -26,6 +26,7 @@ Command = Sequence[str | Path]
 class Options:
     parts: tuple[str, ...]
     node_lifecycle: bool
+    dials_endpoints: bool = False
 
 
 def all_parts(cluster: "Cluster", port: int, options: Options) -> dict[str, Command]:
@@ -87,6 +88,8 @@ def apiserver(cluster: "Cluster", port: int, options: Options) -> Command:
         "--audit-policy-file=audit-policy.yaml",
         "--endpoint-reconciler-type=none",
         "--shutdown-delay-duration=0s",
+        # Otherwise it calls webhooks at the address of their Service, to which the host has no way.
+        *(["--enable-aggregator-routing"] if options.dials_endpoints else []),
         *_admission(options),
     ]
 

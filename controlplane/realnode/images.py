@@ -19,7 +19,7 @@ PAUSE = "localhost/pause:local"
 PYTHON = "python"
 """This interpreter with its standard library, at the same paths as here; see python_image.py."""
 
-PROGRAMS = ("sh", "sleep", "cat", "echo", "env", "printenv", "ls", "true", "false", "pause")
+PROGRAMS = ("sh", "sleep", "cat", "echo", "env", "printenv", "ls", "hostname", "true", "false", "pause")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 

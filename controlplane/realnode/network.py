@@ -30,8 +30,8 @@ class Network:
         name = made.bridge.encode()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             fcntl.ioctl(sock, ADD_BRIDGE, name + b"\0")
-            fcntl.ioctl(sock, SET_ADDRESS, _address(name, made.host))
-            fcntl.ioctl(sock, SET_MASK, _address(name, "255.255.255.0"))
+            fcntl.ioctl(sock, SET_ADDRESS, address(name, made.host))
+            fcntl.ioctl(sock, SET_MASK, address(name, "255.255.255.0"))
             fcntl.ioctl(sock, watchdog.SET_FLAGS, struct.pack("16sh14x", name, watchdog.IS_UP))
         return made
 
@@ -39,18 +39,32 @@ class Network:
     def host(self) -> str:
         return f"{self.prefix}.1"
 
-    def cni(self, folder: Path) -> dict[str, Any]:
-        """Return the CNI configuration. Addresses in use are noted in `folder`."""
-        subnet = f"{self.prefix}.0/24"
-        bridge = {
-            "type": "bridge",
-            "bridge": self.bridge,
-            "ipam": {"type": "host-local", "dataDir": str(folder), "ranges": [[{"subnet": subnet}]]},
-        }
-        return {"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge]}
+    def cni(self, folder: Path, services: str) -> dict[str, Any]:
+        """Return the CNI configuration of pods, with a route to the addresses of Services. Addresses in use
+        are noted in `folder`."""
+        routes = [{"dst": services, "gw": self._services}]
+        return self._cni("pods", folder, {"rangeStart": f"{self.prefix}.3"}, routes)
+
+    def cni_of_services(self, folder: Path) -> dict[str, Any]:
+        """Return the configuration of the network namespace where Services are (see services.py)."""
+        made = self._cni("services", folder, {"rangeStart": self._services, "rangeEnd": self._services}, [])
+        (plugin,) = made.pop("plugins")  # to be given to the plugin itself
+        return {**made, **plugin}
+
+    @property
+    def _services(self) -> str:
+        return f"{self.prefix}.2"
+
+    def _cni(
+        self, name: str, folder: Path, limits: dict[str, str], routes: list[dict[str, str]]
+    ) -> dict[str, Any]:
+        subnet = {"subnet": f"{self.prefix}.0/24", **limits}
+        ipam = {"type": "host-local", "dataDir": str(folder), "ranges": [[subnet]], "routes": routes}
+        bridge = {"type": "bridge", "bridge": self.bridge, "ipam": ipam}
+        return {"cniVersion": "1.0.0", "name": name, "plugins": [bridge]}
 
 
-def _address(name: bytes, address: str) -> bytes:
+def address(name: bytes, address: str) -> bytes:
     return struct.pack("16sHH4s8x", name, socket.AF_INET, 0, socket.inet_aton(address))
 
 

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 
 from controlplane.api import ApiError
+from controlplane.commands import SERVICE_CIDR
 from controlplane.errors import ClusterError
 from controlplane.guard import Guard
 from controlplane.process import Process
 from controlplane.realnode import cgroups, containerd, images, kubelet, namespace, python_image, runc
 from controlplane.realnode.namespace import Namespace
 from controlplane.realnode.network import Network
+from controlplane.realnode.services import Services
 from controlplane.toolbox import NODE, Toolbox
 
 if TYPE_CHECKING:
@@ -145,6 +147,17 @@ class RealNode:
         self._import([images.PYTHON], python_image.content(), [sys.executable])
         return images.PYTHON
 
+    def serve(self, *ports: int) -> None:
+        """Let pods reach Services on these ports, the API server's included, until the node is closed."""
+        folder = self.folder / "services"
+        plugin = self.tools["bridge"]
+        services = Services.start(self.cluster, self.network, ports, plugin=plugin, folder=folder)
+        self._undo.callback(services.close)
+
+    def import_image(self, path: Path) -> None:
+        """Import the image in this file: an OCI layout, or what `docker save` writes."""
+        self.ctr("images", "import", "--snapshotter", self.namespace.snapshotter, path)
+
     def ctr(self, *words: str | Path) -> str:
         """Run ctr on this node, in the namespace of the kubelet's containers."""
         command = [
@@ -163,7 +176,7 @@ class RealNode:
     def _import(self, names: Sequence[str], content: images.Content, command: Sequence[str]) -> None:
         path = self.folder / "image.tar"
         images.write(path, names, content, command)
-        self.ctr("images", "import", "--snapshotter", self.namespace.snapshotter, path)
+        self.import_image(path)
         path.unlink()
 
     def _process(
@@ -181,7 +194,9 @@ class RealNode:
     def _containerd_command(self) -> list[str | Path]:
         cni = self.folder / "cni"
         cni.mkdir()
-        (cni / "pods.conflist").write_text(json.dumps(self.network.cni(self.folder / "addresses")))
+        (cni / "pods.conflist").write_text(
+            json.dumps(self.network.cni(self.folder / "addresses", SERVICE_CIDR))
+        )
         config = containerd.config(
             snapshotter=self.namespace.snapshotter,
             plugins=self.tools["bridge"].parent,

@@ -50,6 +50,10 @@ func run(name string, words []string) error {
 		for {
 			time.Sleep(time.Hour)
 		}
+	case "hostname":
+		host, err := os.Hostname()
+		fmt.Println(host)
+		return err
 	case "true":
 		return nil
 	case "false":
