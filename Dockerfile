@@ -1,28 +1,39 @@
-# One image for every component; which one runs is its first argument: operator, server, worker, ...
-# What runs on Kubernetes needs `kubernetes`; the cluster manager and its workers need more: --build-arg REQUIREMENTS=manager
-FROM python:3.13-slim AS wheel
+# One image for every component; which one runs is its first argument: operator, scheduler, webhook, agent, server, worker.
+# Docker, podman and kaniko build it from this file, and so does scripts/image, which needs none of them: it takes its base
+# from Debian packages. It knows the instructions below and no others; the last stage may not RUN anything.
+ARG BASE=python:3.13-slim
+
+FROM ${BASE} AS tools
+COPY requirements/build.txt /requirements/
+RUN python -m venv /tools \
+ && /tools/bin/pip install --no-compile --require-hashes -r /requirements/build.txt
+
+FROM tools AS wheel
 WORKDIR /src
-RUN python -m venv /tools
-COPY requirements/dev.txt requirements/
-RUN /tools/bin/pip install --no-cache-dir --require-hashes -r requirements/dev.txt
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY src src
 RUN /tools/bin/hatchling build -t wheel -d /wheel
 
-FROM python:3.13-slim AS install
-ARG REQUIREMENTS=kubernetes
-COPY requirements/${REQUIREMENTS}.txt requirements.txt
+# All modules are compiled, Python's own included, for nothing can be written where the image runs; in a folder of their own,
+# for Python's are elsewhere in another base; and without times in them: the same input makes the same image.
+FROM tools AS install
+ENV PYTHONPYCACHEPREFIX=/opt/gpu-orchestrator/compiled PYTHONDONTWRITEBYTECODE=1
+COPY requirements/image.txt /requirements/
+RUN python -m venv --without-pip /opt/gpu-orchestrator \
+ && /tools/bin/pip --python /opt/gpu-orchestrator/bin/python install --no-compile --require-hashes -r /requirements/image.txt \
+ && python -m compileall -q --invalidation-mode unchecked-hash -x '/(site|dist)-packages/|/tests?/|/lib2to3/|/idlelib/' \
+    "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" \
+ && python -m compileall -q --invalidation-mode unchecked-hash -x '/tests?/' /opt/gpu-orchestrator/lib
 COPY --from=wheel /wheel /wheel
-RUN python -m venv /opt/gpu-orchestrator \
- && /opt/gpu-orchestrator/bin/pip install --no-cache-dir --require-hashes -r requirements.txt \
- && /opt/gpu-orchestrator/bin/pip install --no-cache-dir --no-deps /wheel/*.whl \
- && /opt/gpu-orchestrator/bin/python -m compileall -q /opt/gpu-orchestrator \
+RUN /tools/bin/pip --python /opt/gpu-orchestrator/bin/python install --no-compile --no-index --no-deps /wheel/*.whl \
+ && python -m compileall -q --invalidation-mode unchecked-hash /opt/gpu-orchestrator/lib/python3.*/site-packages/gpu_orchestrator \
  && mkdir /data
 
-FROM python:3.13-slim
+FROM ${BASE}
+LABEL org.opencontainers.image.title="gpu-orchestrator" org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=install /opt/gpu-orchestrator /opt/gpu-orchestrator
 COPY --from=install --chown=65532:65532 /data /data
-ENV PATH=/opt/gpu-orchestrator/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+ENV PATH=/opt/gpu-orchestrator/bin:$PATH PYTHONPYCACHEPREFIX=/opt/gpu-orchestrator/compiled PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 65532:65532
 ENTRYPOINT ["gpu-orchestrator"]
 CMD ["operator"]

@@ -52,6 +52,23 @@ deploy: ## Everything: operator, gpu-scheduler, webhook, policies, agent [IMG=re
 undeploy: ## Remove it; claims, workloads and their custom resources stay [ARGS=--all]
 	@scripts/uninstall.sh --scheduler $(ARGS)
 
+##@ Build the image, which has every component: with docker or podman, or without either (docs/install.md)
+.PHONY: docker docker-webhook docker-agent docker-build docker-push
+docker-build: ## The image [IMG=registry/gpu-orchestrator:1]
+	@scripts/image.sh build $(IMG)
+
+docker-push: ## Send it to the registry of its name [IMG=registry/gpu-orchestrator:1]
+	@scripts/image.sh push $(IMG)
+
+docker: ## The same image under the name that the gpu-scheduler shall have [SCHED_IMG=...]
+	@scripts/image.sh build $(SCHED_IMG)
+
+docker-webhook: ## ... the webhook [WEBHOOK_IMG=...]
+	@scripts/image.sh build $(WEBHOOK_IMG)
+
+docker-agent: ## ... the agent [AGENT_IMG=...]
+	@scripts/image.sh build $(AGENT_IMG)
+
 ##@ Prove it
 .PHONY: lint check test-fast test test-pythons accept
 lint = $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports --no-logo
@@ -197,10 +214,13 @@ lock: $(VENV)/ready ## Resolve requirements/*.in into hash-locked *.txt [ARGS=--
 	@for name in runtime dev bench docs release go bootstrap; do \
 	  $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-annotate --custom-compile-command "make lock" $(ARGS) requirements/$$name.in -o requirements/$$name.txt; done
-	@for name in manager kubernetes; do \
+	@for name in manager kubernetes image; do \
 	  $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-annotate --custom-compile-command "make lock" -c requirements/dev.txt $(ARGS) \
 	    requirements/runtime.in requirements/$$name.in -o requirements/$$name.txt; done
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --no-annotate --custom-compile-command "make lock" -c requirements/dev.txt $(ARGS) \
+	  requirements/build.in -o requirements/build.txt
 
 clean: ## Remove what `make` made in this folder (the cache of built binaries stays)
 	@rm -rf dist $(VENV) .venv-3.* .accept site .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
