@@ -1,16 +1,22 @@
 """The wheel alone, as `pip install` gives it: the tutorial works, and mypy strict accepts its code."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from scripts import pythons
 from tests.support import documents, wheels
-from tests.support.command_line import serving
+from tests.support.command_line import User, serving
 from tests.support.paths import ROOT
+from tests.support.scale import Scale
 from tests.support.wheels import Environment
 
 pytestmark = pytest.mark.real
@@ -74,9 +80,9 @@ def folder(tmp_path: Path) -> Path:
 def test_tutorial_works_with_the_wheel_alone(
     wheel: Path, alone: Environment, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    serves = wheels.environment(tmp_path_factory.mktemp("serves") / "venv", wheel, "manager")
+    serves = wheels.with_pip_and_cache(tmp_path_factory.mktemp("serves") / "venv", wheel)
     _, *programs = documents.run_by("tests/client/test_client.py", TUTORIAL)
-    with serving(folder, "--app", "my_tasks", program=serves.program) as user:
+    with up(serves, folder, "--app", "my_tasks") as user:
         env = {**user.environ, "PATH": f"{alone.bin}:{os.environ['PATH']}"}
         documents.type_in(programs, cwd=folder, env=env, patience_s=1.0)
     listed = subprocess.run(
@@ -87,6 +93,36 @@ def test_tutorial_works_with_the_wheel_alone(
         check=True,
     )
     assert Path(listed.stdout).is_relative_to(alone.folder)
+
+
+@contextmanager
+def up(serves: Environment, folder: Path, *words: str) -> Iterator[User]:
+    """Run `up` where no other program can be found: no Node, no Go, not even a shell."""
+    assert not any(shutil.which(name, path=str(serves.bin)) for name in ("node", "go", "sh"))
+    with serving(folder, *words, program=serves.program, PATH=str(serves.bin)) as user:
+        yield user
+
+
+@pytest.mark.parametrize("locked", [True, False], ids=["locked", "newest"])
+@pytest.mark.parametrize("version", pythons.PROMISED)
+def test_up_works_on_each_python(
+    version: str, locked: bool, wheel: Path, scale: Scale, tmp_path: Path
+) -> None:
+    """`make test` does it in the test of the tutorial, on the Python at hand with the locked versions."""
+    python = pythons.find(version, os.environ)
+    if scale.tier == "test" or python is None:
+        pytest.skip("make accept does it" if python else f"there is no Python {version} here")
+    serves = wheels.with_pip(tmp_path / "venv", wheel, python, locked=locked)
+    (tmp_path / "home").mkdir()
+    with up(serves, tmp_path / "home") as user:
+        listed = subprocess.run(
+            [serves.program, "task", "list", "--json"],
+            env=user.environ,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert {task["status"] for task in json.loads(listed.stdout)["tasks"]} == {"completed"}
 
 
 def test_mypy_strict_accepts_the_tutorial_and_finds_mistakes(alone: Environment, folder: Path) -> None:
