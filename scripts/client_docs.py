@@ -18,7 +18,9 @@ GROUPS = (
     ("Tasks", "client/functions.py", ("task", "TaskFunction", "StreamFunction")),
     ("The blocking client", "client/blocking.py", ("Client", "Handle", "StreamHandle")),
     ("The asynchronous client", "client/awaiting.py", ("AsyncClient", "AsyncHandle", "AsyncStreamHandle")),
-    ("Values", "client/tasks.py", ("Options", "Call", "TaskInfo", "Explanation", "Event")),
+    ("Schedules", "client/scheduling.py", ("Schedules", "AsyncSchedules")),
+    ("What schedules are made of", "client/schedules.py", ("ScheduleInfo",)),
+    ("Values", "client/tasks.py", ("Options", "Cron", "Call", "TaskInfo", "Explanation", "Event")),
     ("Tests without a server", "testing.py", ("local",)),
     ("Inside a task", "apps/worker/task.py", ("Temporary", "SoftLimitReached", "Cancelled")),
 )

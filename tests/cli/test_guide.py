@@ -18,7 +18,7 @@ HERE = "tests/cli/test_guide.py"
 GUIDES = {
     "docs/cli.md": 8,
     "docs/examples.md": 3,
-    "docs/operations.md": 4,
+    "docs/operations.md": 5,
     "docs/troubleshooting.md": 4,
     "docs/worker.md": 2,
 }

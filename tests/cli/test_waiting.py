@@ -7,6 +7,7 @@ import pytest
 
 from gpu_orchestrator.cli import task, waiting
 from gpu_orchestrator.cli.options import Server
+from gpu_orchestrator.cli.task_options import TaskOptions
 from gpu_orchestrator.cli.where import Place
 from tests.cli.test_client import http, peer
 
@@ -57,7 +58,7 @@ def test_task_that_failed_points_to_its_logs(
 
 def test_memory_without_a_gpu_is_refused_before_anything_is_sent(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="1"):
-        task.submit("echo", memory="4GB", gpus=0, server=Server(url="http://127.0.0.1:1"))
+        task.submit("echo", how=TaskOptions(memory="4GB", gpus=0), server=Server(url="http://127.0.0.1:1"))
     assert capsys.readouterr().err == (
         "gpu-orchestrator: --memory 4GB with --gpus 0: memory is reserved on GPUs; leave --memory out, or "
         "ask for at least one GPU\n"

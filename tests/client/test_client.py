@@ -35,8 +35,10 @@ from tests.support.worker_tasks import (
     fails,
     large,
     lies,
+    nightly,
     on_gpu,
     total,
+    twice,
     waits,
     yields_lies,
 )
@@ -150,6 +152,55 @@ def test_results_go_from_task_to_task(client: Client) -> None:
 async def test_results_go_from_task_to_task_awaited(awaiting: AsyncClient) -> None:
     first = await awaiting.submit(total, [1, 2])
     assert await (await awaiting.submit(total, [first.output, 4])).result(SOON_S) == 7
+
+
+def test_group_calls_back_once_all_have_ended(client: Client) -> None:
+    calls = [twice.call(number) for number in range(5)]
+    assert client.group(calls, then=total).result(SOON_S) == 20
+    assert client.group([], then=total).result(SOON_S) == 0
+    one_fails = [*calls, fails.call("broken")]
+    with pytest.raises(TaskCancelled, match="on which it depends, failed"):
+        client.group(one_fails, then=total).result(SOON_S)
+    anyway = total.options(on_failure="run")
+    assert client.group(one_fails, then=anyway).result(SOON_S) == 20
+    with pytest.raises(ValueError, match="a group has at most 1000 tasks, and these are 1001"):
+        client.group([twice.call(1)] * 1001, then=total)
+    with pytest.raises(TypeError, match="decorate it with @task"):
+        client.group([twice.call(1)], then=sum)  # type: ignore[arg-type]
+
+
+async def test_group_and_schedules_awaited(awaiting: AsyncClient) -> None:
+    group = await awaiting.group([twice.call(2)], then=total)
+    assert await group.result(SOON_S) == 4
+    added = await awaiting.schedules.add("awaited", "@daily", total.call([1]))
+    assert await (await awaiting.schedules.run("awaited")).result(SOON_S) == 1
+    assert added in await awaiting.schedules.list()
+    await awaiting.schedules.delete("awaited")
+
+
+def test_schedules_of_functions_and_of_calls(client: Client) -> None:
+    (applied,) = client.schedules.apply(nightly)
+    assert (applied.name, applied.schedule) == ("tests.support.worker_tasks.nightly", "0 3 * * *")
+    assert (applied.timezone, applied.overlap, applied.status) == ("Europe/Berlin", "skip", "active")
+    assert "T03:00:00+0" in applied.upcoming[0]
+    assert client.schedules.apply(nightly.options(priority="low")) == [applied], "it is replaced"
+    ran = client.schedules.run(applied.name)
+    assert ran.result(SOON_S) == "good night"
+    assert ran.info().labels["schedule"] == applied.name
+    added = client.schedules.add("yearly", "@yearly", Call("echo", **NO_GPU))
+    assert [each for each in client.schedules.list() if each.name != "my_tasks.tidy"] == [applied, added]
+    with pytest.raises(Refused, match="another schedule 'yearly'"):
+        client.schedules.add("yearly", "@daily", Call("echo", **NO_GPU))
+    assert client.schedules.pause("yearly").reason.startswith("paused by ")
+    assert client.schedules.resume("yearly").status == "active"
+    for name in ("yearly", applied.name):
+        client.schedules.delete(name)
+    with pytest.raises(NotFound, match="there is no schedule yearly"):
+        client.schedules.get("yearly")
+    with pytest.raises(TypeError, match="total has no schedule; decorate it"):
+        client.schedules.apply(total)
+    with pytest.raises(Refused, match="schedule: 'sometimes' has 1 fields"):
+        client.schedules.add("bad", "sometimes", total.call([1]))
 
 
 def test_first_that_ends_comes_first(client: Client, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import gpu_orchestrator
 from gpu_orchestrator import client
-from gpu_orchestrator.client import AsyncClient, AsyncHandle, Client, Handle
+from gpu_orchestrator.client import AsyncClient, AsyncHandle, AsyncSchedules, Client, Handle, Schedules
 
 
 def surface(kind: type) -> dict[str, list[tuple[str, Any]]]:
@@ -21,7 +21,9 @@ def surface(kind: type) -> dict[str, list[tuple[str, Any]]]:
     }
 
 
-@pytest.mark.parametrize(("blocking", "awaiting"), [(Client, AsyncClient), (Handle, AsyncHandle)])
+@pytest.mark.parametrize(
+    ("blocking", "awaiting"), [(Client, AsyncClient), (Handle, AsyncHandle), (Schedules, AsyncSchedules)]
+)
 def test_both_clients_have_the_same_methods(blocking: type, awaiting: type) -> None:
     assert surface(blocking) == surface(awaiting)
     undocumented = [

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 from gpu_orchestrator import task
+from gpu_orchestrator.client import Cron
 
 
 class Odd(Exception):
@@ -43,6 +44,16 @@ def large(characters: int) -> str:
 @task(gpus=0)
 def total(numbers: list[int | None]) -> int:
     return sum(number or 0 for number in numbers)
+
+
+@task(gpus=0)
+def twice(number: int) -> int:
+    return 2 * number
+
+
+@task(gpus=0, schedule=Cron("0 3 * * *", timezone="Europe/Berlin", overlap="skip"))
+def nightly(words: str = "good night") -> str:
+    return words
 
 
 @task(gpu_memory="1GB")

@@ -144,6 +144,8 @@ class Settings:
     quota_running_tasks: Millions = 0
     quota_gpu_seconds_per_day: Billions = 0
     max_queued_tasks: Annotated[int, Meta(ge=1, le=100_000_000)] = 100_000
+    max_schedules: Annotated[int, Meta(ge=0, le=10_000)] = 100
+    schedule_min_interval: Annotated[float, Meta(ge=1, le=86_400)] = 5
     max_store_mb: Annotated[float, Meta(ge=0, le=100_000_000)] = 0
     metrics_auth: bool = False
     events_kept: Annotated[int, Meta(ge=100, le=10_000_000)] = 50_000

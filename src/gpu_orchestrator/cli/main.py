@@ -34,6 +34,7 @@ COMMANDS = (
     Command("up", "up:up", USE, "Start everything on this machine: store, cluster manager and a worker."),
     Command("status", "workers:status", USE, "Show the state of the cluster."),
     Command("task", "task:app", USE, "Submit tasks and follow them."),
+    Command("schedule", "schedule:app", USE, "Queue tasks at times that a cron expression names."),
     Command("events", "events:events", USE, "Show what happened, or follow what happens."),
     Command("login", "login:login", USE, "Store the address of a server and your key for it."),
     Command("logout", "login:logout", USE, "Forget what `login` stored."),
@@ -107,7 +108,7 @@ def in_place(words: Sequence[str]) -> list[str]:
 def run(words: list[str]) -> None:
     """Run a command line; ends with SystemExit if it fails."""
     words = in_place([*words[1:], "--help"] if words[:1] == ["help"] else words)
-    if words[:2] == ["task", "submit"]:  # a lone `-` would be taken for an option
+    if words[:2] in (["task", "submit"], ["schedule", "add"]):  # a lone `-` would be taken for an option
         words = ["@-" if each == "-" else each for each in words]
     try:
         application(words)(words, exit_on_error=False, print_error=False)

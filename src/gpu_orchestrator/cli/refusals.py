@@ -30,6 +30,11 @@ OPTIONS = {
     "label": "--label",
     "worker_id": "--worker",
     "gpu_type": "--gpu-type",
+    "schedule": "SCHEDULE",
+    "jitter": "--jitter",
+    "task.labels": "--label",
+    "task.parameters": "PARAMETERS",
+    "task.expires": "--expires",
 }
 """Fields of request bodies and query parameters, and what the command line calls them."""
 _FIELD = re.compile(r"([a-z_.]+)((?:\[[^\]]*\])?)( is |=|: |; )(.*)", re.DOTALL)

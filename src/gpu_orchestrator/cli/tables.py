@@ -22,7 +22,9 @@ COLOURS = {"green": "32", "cyan": "36", "red": "31", "yellow": "33", "bold": "1"
 STATES = {
     **dict.fromkeys(("completed", "healthy", "online", "active", "done", "ok"), "green"),
     **dict.fromkeys(("running", "assigned", "busy"), "cyan"),
-    **dict.fromkeys(("failed", "dead", "offline", "unhealthy", "revoked", "refused", "no workers"), "red"),
+    **dict.fromkeys(
+        ("failed", "dead", "offline", "unhealthy", "revoked", "refused", "no workers", "stopped"), "red"
+    ),
     **dict.fromkeys(
         (
             "queued",
@@ -34,6 +36,7 @@ STATES = {
             "suspect",
             "degraded",
             "expired",
+            "paused",
         ),
         "yellow",
     ),

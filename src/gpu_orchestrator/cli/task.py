@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from gpu_orchestrator.cli import client, output, task_rows, waiting, where
-from gpu_orchestrator.cli.filters import ALL, Filter, labels
-from gpu_orchestrator.cli.options import HERE, AsJson, InUtc, Limit, Offset, Server, TaskId, whole
+from gpu_orchestrator.cli.filters import ALL, Filter
+from gpu_orchestrator.cli.options import HERE, AsJson, InUtc, Limit, Offset, Server, TaskId
 from gpu_orchestrator.cli.plain import lines
 from gpu_orchestrator.cli.tables import Column
+from gpu_orchestrator.cli.task_options import USUAL, TaskOptions
 
 app = App(name="task", help="Submit tasks and follow them.")
 ORDER = ("submit", "list", "get", "watch", "logs", "stream", "wait", "explain", "cancel", "retry")
@@ -42,21 +43,11 @@ def submit(
     task_type: str,
     /,
     *parameters: str,
-    memory: Annotated[str, Parameter(metavar="AMOUNT")] = "",
-    gpus: Annotated[int, Parameter(metavar="N", converter=whole)] = 1,
-    vendor: str = "",
-    priority: str = "normal",
-    timeout: Annotated[str, Parameter(metavar="TIME")] = "",
-    retries: Annotated[int | None, Parameter(metavar="N", converter=whole)] = None,
-    model: str = "",
-    label: Annotated[tuple[str, ...], Parameter(metavar="KEY=VALUE")] = (),
-    worker_label: Annotated[tuple[str, ...], Parameter(metavar="KEY=VALUE")] = (),
-    pool: Annotated[str, Parameter(metavar="NAME")] = "",
+    how: TaskOptions = USUAL,
     depends_on: Annotated[tuple[str, ...], Parameter(metavar="TASK")] = (),
     on_failure: Annotated[Literal["cancel", "run"], Parameter(metavar="cancel|run")] = "cancel",
     not_before: Annotated[str, Parameter(metavar="TIME")] = "",
     expires: Annotated[str, Parameter(metavar="TIME")] = "",
-    callback_url: Annotated[str, Parameter(metavar="URL")] = "",
     idempotency_key: Annotated[str, Parameter(metavar="KEY")] = "",
     wait: bool = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"))] = False,
@@ -71,26 +62,6 @@ def submit(
         Which handler runs it, such as echo or sleep.
     parameters
         For the handler: JSON, `key=value` pairs, `@FILE` with JSON, or `-` for JSON on stdin.
-    memory
-        GPU memory to reserve on each device, such as 10GB; whole devices if not given.
-    gpus
-        How many devices; 0 for none.
-    vendor
-        Only devices of this vendor.
-    priority
-        low, normal, high, critical, or 0 to 100.
-    timeout
-        Stop it after this time: seconds, or such as 30m.
-    retries
-        How often it is retried.
-    model
-        The model it needs.
-    label
-        A label for lists and filters. May be repeated.
-    worker_label
-        Only workers that were started with this label. May be repeated.
-    pool
-        Only workers of this pool.
     depends_on
         Begin after this task has ended: its whole id. May be repeated. In the parameters,
         {"$result": "ID"} stands for its result.
@@ -100,8 +71,6 @@ def submit(
         Do not begin before this time: 10m from now, or a time such as 2026-01-31T12:00:00Z.
     expires
         End it if it has not begun by this time: 1h from now, or a time such as 2026-01-31T12:00:00Z.
-    callback_url
-        Where the server sends the task when it has ended.
     idempotency_key
         Submitting the same key again returns the same task.
     wait
@@ -109,30 +78,10 @@ def submit(
     quiet
         Print the id alone; with --wait the result alone.
     """
-    from gpu_orchestrator.cli.parameters import read, seconds
-
-    if memory and gpus == 0:
-        output.fail(
-            f"--memory {memory} with --gpus 0: memory is reserved on GPUs; "
-            "leave --memory out, or ask for at least one GPU"
-        )
-    body: dict[str, Any] = {
-        "task_type": task_type,
-        "parameters": read(parameters),
-        "priority": int(priority) if priority.isdecimal() and priority.isascii() else priority,
-        "resources": {"gpus": gpus, "gpu_memory": memory, "vendor": vendor, **_where(worker_label, pool)},
-        "model_name": model,
-        "idempotency_key": idempotency_key,
-        "labels": labels(label),
-        "callback_url": callback_url,
-    }
+    body = {**how.body(task_type, parameters), "idempotency_key": idempotency_key}
     body |= {name: text for name, text in (("not_before", not_before), ("expires", expires)) if text}
     if depends_on:
         body |= {"depends_on": depends_on, "on_failure": on_failure}
-    if timeout:
-        body["timeout"] = seconds(timeout, "--timeout")
-    if retries is not None:
-        body["max_retries"] = retries
     answer = client.ask(server, "POST", "/tasks", body=body)
     if wait:
         with waiting.interruptible(answer["task_id"]):
@@ -145,12 +94,6 @@ def submit(
         output.say(answer["task_id"])
     else:
         _show_accepted(answer)
-
-
-def _where(worker_label: tuple[str, ...], pool: str) -> dict[str, Any]:
-    """Return which workers may run a task; empty if any may, which a server of an older version takes too."""
-    chosen = {"labels": labels(worker_label, "--worker-label"), "pool": pool}
-    return {name: value for name, value in chosen.items() if value}
 
 
 @app.command(sort_key=ORDER.index("get"))

@@ -10,6 +10,8 @@ Starts quickly and needs no part of the server. Read the modules in this order:
   steps           requests, pauses and streams as values
   server_sent     events from the bytes of a stream
   conversation    all that is said between client and server, written once, as generators of steps
+  schedules       what is said about schedules
+  scheduling      `client.schedules`, blocking and awaited
   streaming       how the partial results of a task are followed
   dial            opens connections for the blocking client and the commands
   blocking        `Client`: performs the steps, and blocks
@@ -40,11 +42,14 @@ if TYPE_CHECKING:
         ValuesMissed,
     )
     from gpu_orchestrator.client.functions import StreamFunction, TaskFunction, task
-    from gpu_orchestrator.client.tasks import Call, Event, Explanation, Options, TaskInfo
+    from gpu_orchestrator.client.schedules import ScheduleInfo
+    from gpu_orchestrator.client.scheduling import AsyncSchedules, Schedules
+    from gpu_orchestrator.client.tasks import Call, Cron, Event, Explanation, Options, TaskInfo
 
 __all__ = (
     "AsyncClient",
     "AsyncHandle",
+    "AsyncSchedules",
     "AsyncStreamHandle",
     "BadArguments",
     "BadPlace",
@@ -53,6 +58,7 @@ __all__ = (
     "Call",
     "Client",
     "ClientError",
+    "Cron",
     "Event",
     "Explanation",
     "Handle",
@@ -60,6 +66,8 @@ __all__ = (
     "NotFound",
     "Options",
     "Refused",
+    "ScheduleInfo",
+    "Schedules",
     "StreamFunction",
     "StreamHandle",
     "StreamRestarted",
@@ -77,7 +85,9 @@ _PLACES = {
     "awaiting": ("AsyncClient", "AsyncHandle", "AsyncStreamHandle"),
     "blocking": ("Client", "Handle", "StreamHandle"),
     "functions": ("StreamFunction", "TaskFunction", "task"),
-    "tasks": ("Call", "Event", "Explanation", "Options", "TaskInfo"),
+    "schedules": ("ScheduleInfo",),
+    "scheduling": ("AsyncSchedules", "Schedules"),
+    "tasks": ("Call", "Cron", "Event", "Explanation", "Options", "TaskInfo"),
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
 

@@ -12,12 +12,14 @@ import aiohttp
 from gpu_orchestrator.client import calls, dial, streaming, where
 from gpu_orchestrator.client.blocking import conversation
 from gpu_orchestrator.client.errors import ClientError
-from gpu_orchestrator.client.functions import P, StreamFunction, TaskFunction
+from gpu_orchestrator.client.functions import Callback, P, StreamFunction, TaskFunction
+from gpu_orchestrator.client.scheduling import AsyncSchedules
 from gpu_orchestrator.client.steps import Answer, Ask, Emit, Lost, Open, Pause, Read, Reply, Step, Steps
 from gpu_orchestrator.client.tasks import Call, Event, Explanation, Options, Pending, TaskInfo
 from gpu_orchestrator.client.where import Given, Place
 
 R = TypeVar("R")
+S = TypeVar("S")
 R_co = TypeVar("R_co", covariant=True)
 Y = TypeVar("Y")
 Y_co = TypeVar("Y_co", covariant=True)
@@ -92,6 +94,7 @@ class AsyncClient:
         given = Given(url, key, Path(key_file) if key_file else None, os.fspath(ca))
         self.place = where.find(given)
         self._with = conversation(self.place, patience_s)
+        self.schedules = AsyncSchedules(self)
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -142,6 +145,13 @@ class AsyncClient:
     async def map(self, task: Any, inputs: Iterable[Any], /, **options: Any) -> list[Any]:
         """Run a task for each input and return the results in order."""
         return await self.gather(await self.batch([calls.of(task, (each,), options) for each in inputs]))
+
+    async def group(self, tasks: Iterable[Call[R]], /, then: Callback[R, S]) -> AsyncHandle[S]:
+        """Run these tasks, and when all have ended `then` with the list of their results, which need not pass
+        through this program. Return the handle of `then`. If one fails, `then` is cancelled; with
+        `then.options(on_failure="run")` it runs, and gets None for that one."""
+        parts = await self.batch(calls.group(tasks, then))
+        return await self.submit(calls.of(then, ([each.output for each in parts],), {}))
 
     @overload
     def handle(self, task_id: str, task: StreamFunction[..., Y, R]) -> AsyncStreamHandle[Y, R]: ...

@@ -15,12 +15,14 @@ from urllib.parse import urlsplit
 from gpu_orchestrator.client import calls, dial, streaming, where
 from gpu_orchestrator.client.conversation import Conversation
 from gpu_orchestrator.client.errors import BadPlace, ClientError
-from gpu_orchestrator.client.functions import P, StreamFunction, TaskFunction
+from gpu_orchestrator.client.functions import Callback, P, StreamFunction, TaskFunction
+from gpu_orchestrator.client.scheduling import Schedules
 from gpu_orchestrator.client.steps import Answer, Ask, Emit, Lost, Open, Pause, Read, Reply, Step, Steps
 from gpu_orchestrator.client.tasks import Call, Event, Explanation, Options, Pending, TaskInfo
 from gpu_orchestrator.client.where import Given, Place
 
 R = TypeVar("R")
+S = TypeVar("S")
 R_co = TypeVar("R_co", covariant=True)
 Y = TypeVar("Y")
 Y_co = TypeVar("Y_co", covariant=True)
@@ -121,6 +123,7 @@ class Client:
         self.place = Place("in this process") if wire else where.find(given)
         self._wire = wire or Connections(self.place)
         self._with = conversation(self.place, patience_s)
+        self.schedules = Schedules(self)
 
     def __enter__(self) -> Self:
         return self
@@ -166,6 +169,13 @@ class Client:
         """Run a task for each input and return the results in order. The input is the only argument of a task
         function, or the parameters of a task type."""
         return self.gather(self.batch([calls.of(task, (each,), options) for each in inputs]))
+
+    def group(self, tasks: Iterable[Call[R]], /, then: Callback[R, S]) -> Handle[S]:
+        """Run these tasks, and when all have ended `then` with the list of their results, which need not pass
+        through this program. Return the handle of `then`. If one fails, `then` is cancelled; with
+        `then.options(on_failure="run")` it runs, and gets None for that one."""
+        parts = self.batch(calls.group(tasks, then))
+        return self.submit(calls.of(then, ([each.output for each in parts],), {}))
 
     @overload
     def handle(self, task_id: str, task: StreamFunction[..., Y, R]) -> StreamHandle[Y, R]: ...
@@ -364,6 +374,8 @@ class _Line:
             self.close()
             return Lost(dial.silence(error, self._wire.url, within_s))
         if not piece:
+            # Some versions of Python leave it open: the next request would be sent, and then be refused here.
+            answer.close()
             self._answer = self._connection = None
             if answer.will_close:
                 connection.close()

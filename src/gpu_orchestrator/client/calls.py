@@ -1,10 +1,13 @@
 """Calls from what callers write: a task function with arguments, a `Call`, or a task type. Pure."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from gpu_orchestrator.client.functions import TaskFunction
 from gpu_orchestrator.client.tasks import Call
+
+R = TypeVar("R")
+MOST_OF_GROUP = 1000
 
 
 def of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call[Any]:
@@ -19,6 +22,20 @@ def of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call[Any]:
             raise TypeError("a Call has its parameters already; a task type takes one value as parameters")
     advice = "decorate it with @task" if callable(task) else "give a @task function, a Call, or a task type"
     raise TypeError(f"{task!r} is not a task; {advice}")
+
+
+def group(tasks: Iterable[Call[R]], then: Any) -> list[Call[R]]:
+    """Return the tasks of a group; before any is submitted, raise `TypeError` if `then` is not a task, and
+    `ValueError` if they are too many for one task to wait for."""
+    found = list(tasks)
+    if not isinstance(then, TaskFunction):
+        of(then, (), {})
+    if len(found) > MOST_OF_GROUP:
+        raise ValueError(
+            f"a group has at most {MOST_OF_GROUP} tasks, and these are {len(found)}; make several groups, "
+            "and one of their results"
+        )
+    return found
 
 
 def known(task: TaskFunction[..., Any] | None) -> Call[Any]:

@@ -214,6 +214,11 @@ class Conversation:
         at = text.rfind(TRACEBACK)
         return text[at:] if at >= 0 else ""
 
+    def ask(self, request: Ask, kind: type[R]) -> Steps[R]:
+        """Send a request until it is answered, and return the answer."""
+        reply = yield from self._ask(request)
+        return _decoded(reply, kind, self.url)
+
     def _ask(self, request: Ask) -> Steps[bytes]:
         """Send a request until it is answered, and return the body; raise what went wrong."""
         until = self.now() + self.patience_s

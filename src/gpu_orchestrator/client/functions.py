@@ -7,17 +7,29 @@ The worker that was started with `--app MODULE` imports the same module. So a ta
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from functools import update_wrapper
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from gpu_orchestrator.api import functions
 from gpu_orchestrator.client import errors
-from gpu_orchestrator.client.tasks import Call, Options, Taken, checked
+from gpu_orchestrator.client.tasks import Call, Cron, Options, Taken, checked
 
 if TYPE_CHECKING:
     from gpu_orchestrator.client.blocking import Client, Handle, StreamHandle
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 Y = TypeVar("Y")
 
 
@@ -26,9 +38,16 @@ class TaskFunction(functions.Definition, Generic[P, R]):
 
     __name__: str
 
-    def __init__(self, function: Callable[P, Any], name: str = "", options: Options | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[P, Any],
+        name: str = "",
+        options: Options | None = None,
+        schedule: Cron | None = None,
+    ) -> None:
         super().__init__(function, name)
         self.task_options: Options = options or {}
+        self.schedule = schedule
         update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -59,7 +78,7 @@ class TaskFunction(functions.Definition, Generic[P, R]):
 
     def options(self, **options: Unpack[Options]) -> "TaskFunction[P, R]":
         """Return the same task with other options: `train.options(gpus=2, priority="high").submit(3)`."""
-        return type(self)(self.function, self.name, {**self.task_options, **checked(options)})
+        return type(self)(self.function, self.name, {**self.task_options, **checked(options)}, self.schedule)
 
     def read_result(self, result: bytes) -> R:
         try:
@@ -88,7 +107,11 @@ class StreamFunction(TaskFunction[P, R], Generic[P, Y, R]):
 
     def options(self, **options: Unpack[Options]) -> "StreamFunction[P, Y, R]":
         """Return the same task with other options."""
-        return type(self)(self.function, self.name, {**self.task_options, **checked(options)})
+        return type(self)(self.function, self.name, {**self.task_options, **checked(options)}, self.schedule)
+
+
+Callback: TypeAlias = TaskFunction[[list[R]], S] | TaskFunction[[list[R | None]], S]
+"""A task of one argument, the results of other tasks; None for those without, if it runs then as well."""
 
 
 class AsyncTaskFunction(TaskFunction[P, R]):
@@ -104,9 +127,9 @@ class Decorator(Protocol):
     @overload
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTaskFunction[P, R]: ...
     @overload
-    def __call__(self, function: Callable[P, Generator[Y, Any, R]], /) -> StreamFunction[P, Y, R]: ...
+    def __call__(self, function: Callable[P, Generator[Y, Any, R]], /) -> StreamFunction[P, Y, R]: ...  # type: ignore[overload-overlap]
     @overload
-    def __call__(self, function: Callable[P, Iterator[Y]], /) -> StreamFunction[P, Y, Any]: ...
+    def __call__(self, function: Callable[P, Iterator[Y]], /) -> StreamFunction[P, Y, None]: ...
     @overload
     def __call__(self, function: Callable[P, AsyncIterator[Y]], /) -> StreamFunction[P, Y, None]: ...
     @overload
@@ -116,33 +139,41 @@ class Decorator(Protocol):
 @overload
 def task(function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTaskFunction[P, R]: ...
 @overload
-def task(function: Callable[P, Generator[Y, Any, R]], /) -> StreamFunction[P, Y, R]: ...
+def task(function: Callable[P, Generator[Y, Any, R]], /) -> StreamFunction[P, Y, R]: ...  # type: ignore[overload-overlap]
 @overload
-def task(function: Callable[P, Iterator[Y]], /) -> StreamFunction[P, Y, Any]: ...
+def task(function: Callable[P, Iterator[Y]], /) -> StreamFunction[P, Y, None]: ...
 @overload
 def task(function: Callable[P, AsyncIterator[Y]], /) -> StreamFunction[P, Y, None]: ...
 @overload
 def task(function: Callable[P, R], /) -> TaskFunction[P, R]: ...
 @overload
-def task(*, name: str = "", **options: Unpack[Options]) -> Decorator: ...
-def task(function: Any = None, /, *, name: str = "", **options: Any) -> Any:
+def task(*, name: str = "", schedule: str | Cron = "", **options: Unpack[Options]) -> Decorator: ...
+def task(function: Any = None, /, *, name: str = "", schedule: str | Cron = "", **options: Any) -> Any:
     """Make a function a task: `@task`, or `@task(gpus=1, gpu_memory="8GB", retries=2)`.
+
+    With `schedule`, such as `"0 3 * * *"` or a `Cron`, it is queued at these moments once
+    `client.schedules.apply(function)` or `gpu-orchestrator schedule apply MODULE` has told the server.
 
     Arguments and result must be what JSON can carry: numbers, texts, lists, dicts, dataclasses, and all else
     that msgspec knows. They are checked by the annotations here and on the worker. What a generator function
     yields is streamed to those who follow the task: see `stream` of its handle."""
     chosen = checked(options)
-    return _made(function, name, chosen) if function else lambda decorated: _made(decorated, name, chosen)
+    when = Cron.of(schedule) if schedule else None
+    if function:
+        return _made(function, name, chosen, when)
+    return lambda decorated: _made(decorated, name, chosen, when)
 
 
-def _made(function: Callable[..., Any], name: str, options: Options) -> TaskFunction[..., Any]:
+def _made(
+    function: Callable[..., Any], name: str, options: Options, schedule: Cron | None
+) -> TaskFunction[..., Any]:
     made: TaskFunction[..., Any]
     if isgeneratorfunction(function) or isasyncgenfunction(function):
-        made = StreamFunction(function, name, options)
+        made = StreamFunction(function, name, options, schedule)
     elif iscoroutinefunction(function):
-        made = AsyncTaskFunction(function, name, options)
+        made = AsyncTaskFunction(function, name, options, schedule)
     else:
-        made = TaskFunction(function, name, options)
+        made = TaskFunction(function, name, options, schedule)
     REGISTRY[made.name] = made
     return made
 

@@ -47,6 +47,27 @@ class Options(TypedDict, total=False):
     one that outlives your process."""
 
 
+class Cron(msgspec.Struct, frozen=True):
+    """When a schedule fires: `Cron("0 3 * * *", timezone="Europe/Berlin", missed="skip")`. The words are
+    those of the HTTP API."""
+
+    schedule: str
+    """Minute, hour, day of the month, month and day of the week, or `@daily`, `@every 30s` and the like."""
+    timezone: str = "UTC"
+    missed: Literal["run_once", "run_all", "skip"] = "run_once"
+    """What becomes of moments at which no server could queue the task: the latest is run, or all are, or none
+    that is more than a minute old."""
+    overlap: Literal["allow", "skip", "queue"] = "allow"
+    """What if the task of the moment before has not ended: begin beside it, pass this moment over, or wait
+    for it."""
+    jitter: str = ""
+    """Such as `10m`: fire up to so much later, always by the same delay."""
+
+    @classmethod
+    def of(cls, given: "str | Cron") -> "Cron":
+        return cls(given) if isinstance(given, str) else given
+
+
 RESOURCES = {
     "gpus": "gpus",
     "gpu_memory": "gpu_memory",

@@ -64,6 +64,27 @@ def test_clients_of_mps_and_graphics_are_processes_too(driver: RecordedNvml) -> 
     ]
 
 
+@pytest.mark.parametrize(
+    ("code", "are_all"),
+    [
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, True),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, True),
+        (pynvml.NVML_ERROR_INSUFFICIENT_SIZE, False),
+        (pynvml.NVML_ERROR_UNKNOWN, False),
+    ],
+)
+def test_list_of_processes_that_was_not_read_is_not_an_empty_one(
+    driver: RecordedNvml, code: int, are_all: bool
+) -> None:
+    driver.gpus["0"]["nvmlDeviceGetGraphicsRunningProcesses"] = {"": {"error": code}}
+    nvml = Nvml()
+    nvml.devices()
+    first, second = nvml.readings()
+    assert (first.all_processes, second.all_processes) == (are_all, True)
+    assert [each.pid for each in first.processes] == [7, 8], "the other lists count"
+    assert first.problem == ""
+
+
 def test_values_the_driver_does_not_report_are_left_out(driver: RecordedNvml) -> None:
     nvml = Nvml()
     assert [device.uuid for device in nvml.devices()] == ["GPU-0", "GPU-1"]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_orchestrator.adapters.gpus.gpu import Device, Link, Reading
+from gpu_orchestrator.adapters.gpus.gpu import Device, Link, Reading, unread
 from gpu_orchestrator.adapters.gpus.machine import Machine
 from gpu_orchestrator.adapters.gpus.nvml import Nvml
 from gpu_orchestrator.adapters.gpus.simulated import Simulated
-from gpu_orchestrator.apps.agent.looker import SURROUNDINGS_S, Looker
+from gpu_orchestrator.apps.agent.looker import KEEP_S, SURROUNDINGS_S, Looker
 from tests.support import recorded_nvml
 from tests.support.agent_builders import device, reading
 
@@ -24,6 +24,7 @@ class Driver(Simulated):
         super().__init__(folder, "1")
         self.hanging, self.go_on = threading.Event(), threading.Event()
         self.fails, self.looks, self.link_reads = False, 0, 0
+        self.reading = reading(pids=[42, 43])
 
     def devices(self) -> tuple[Device, ...]:
         return (device(0),)
@@ -34,7 +35,7 @@ class Driver(Simulated):
             assert self.go_on.wait(60)
         if self.fails:
             raise RuntimeError("a defect")
-        return (reading(pids=[42, 43]),)
+        return (self.reading,)
 
     def links(self) -> tuple[Link, ...]:
         self.link_reads += 1
@@ -86,6 +87,32 @@ async def test_defect_of_a_driver_is_raised_and_the_next_look_works(driver: Driv
         await looker.look(within_s=30)
     driver.fails = False
     assert (await looker.look(within_s=30)).devices
+
+
+async def test_processes_that_the_driver_cannot_tell_now_are_there_for_a_minute(tmp_path: Path) -> None:
+    """Else the device of a pod that was deleted by force would go to the next one."""
+    clock, driver = [0.0], Driver(tmp_path / "devices")
+    (tmp_path / "proc" / "42").mkdir(parents=True)
+    (tmp_path / "proc" / "42" / "cgroup").write_text(f"0::/kubepods/pod{UID}/x")
+    looker = Looker(driver, tmp_path, lambda: clock[0])
+
+    async def seen() -> list[int]:
+        look = await looker.look(60)
+        assert look.pods == ({42: UID} if look.readings["GPU-0"].processes else {})
+        return [each.pid for each in look.readings["GPU-0"].processes]
+
+    assert await seen() == [42, 43]
+    driver.reading = reading(pids=[44], all_processes=False)
+    clock[0] = KEEP_S - 1
+    assert await seen() == [44, 42, 43]
+    driver.reading = unread(device(0), "GPU is lost")
+    assert await seen() == [42, 43]
+    clock[0] = KEEP_S
+    assert await seen() == []
+    driver.reading = reading(pids=[42])
+    assert await seen() == [42]
+    driver.reading = reading()
+    assert await seen() == []
 
 
 async def test_links_are_read_rarely(driver: Driver, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from gpu_orchestrator.adapters.gpus import amd_smi, amd_sysfs, fabric, pci, sysf
 from gpu_orchestrator.adapters.gpus.amd_smi import AmdSmi
 from gpu_orchestrator.adapters.gpus.amd_sysfs import Node
 from gpu_orchestrator.adapters.gpus.fabric import Fabric
-from gpu_orchestrator.adapters.gpus.gpu import Device, Link, Reading
+from gpu_orchestrator.adapters.gpus.gpu import Device, Link, Reading, unread
 from gpu_orchestrator.adapters.gpus.numbers import Numbers
 from gpu_orchestrator.api.units import MIB
 
@@ -106,13 +106,13 @@ class Amd:
     def _reading(self, device: Device) -> Reading:
         node = self._nodes.get(device.uuid)
         if node is None:
-            return Reading(device.uuid, used_mib=0, free_mib=0, problem=GONE)
+            return unread(device, GONE)
         folder = pci.folder(self._root, node.address)
         try:
             used_mib = sysfs.read_number(folder / "mem_info_vram_used") // MIB
         except (OSError, ValueError) as error:
             problem = f"the driver does not answer: {error}"
-            return Reading(device.uuid, used_mib=0, free_mib=0, problem=problem)
+            return unread(device, problem)
         values = self._smi.values(folder.name) if self._smi else {}
         return replace(self._read(device, node, folder, used_mib), **values)
 

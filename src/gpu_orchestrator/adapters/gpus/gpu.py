@@ -53,7 +53,8 @@ class Process:
 class Reading:
     """One device now. A value that the driver does not report is None; `problem` is empty when all is well.
     `xid` is the driver's number of a fault that made the device unusable, 0 for none. `ecc_errors` could not
-    be corrected. Errors and `energy_j` are counted since the driver was loaded."""
+    be corrected. Errors and `energy_j` are counted since the driver was loaded. `all_processes` is False if
+    the driver could not tell all of them now: there may be more."""
 
     uuid: str
     used_mib: int
@@ -71,10 +72,16 @@ class Reading:
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     pcie_replays: int | None = None
+    all_processes: bool = True
 
     def held_by(self, pids: Collection[int]) -> int:
         """Return the MiB that these processes hold; memory without a known process is counted as others'."""
         return sum(process.used_mib or 0 for process in self.processes if process.pid in pids)
+
+
+def unread(device: Device, problem: str) -> Reading:
+    """Return the reading of a device that does not answer."""
+    return Reading(device.uuid, used_mib=0, free_mib=0, problem=problem, all_processes=False)
 
 
 class Gpus(Protocol):

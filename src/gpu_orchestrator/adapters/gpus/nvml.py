@@ -13,7 +13,7 @@ import pynvml  # type: ignore[import-untyped]
 from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.adapters.gpus import fabric, nvml_device, nvml_links, nvml_reading
 from gpu_orchestrator.adapters.gpus.fabric import Fabric
-from gpu_orchestrator.adapters.gpus.gpu import Device, Link, Reading
+from gpu_orchestrator.adapters.gpus.gpu import Device, Link, Reading, unread
 from gpu_orchestrator.adapters.gpus.numbers import Numbers
 from gpu_orchestrator.adapters.gpus.nvml_calls import NONSENSE, call_or, text
 from gpu_orchestrator.adapters.gpus.xids import Xids
@@ -147,7 +147,7 @@ class Nvml:
 
     def _reading(self, device: Device, trouble: str) -> Reading:
         if trouble:
-            return Reading(device.uuid, used_mib=0, free_mib=0, problem=trouble)
+            return unread(device, trouble)
         return self._xids.marked(self._read(device), device.board)
 
     def _read(self, device: Device) -> Reading:
@@ -155,10 +155,10 @@ class Nvml:
             return nvml_reading.read(device)
         except pynvml.NVMLError as error:
             self._reopen_after(error)
-            return Reading(device.uuid, used_mib=0, free_mib=0, problem=str(error))
+            return unread(device, str(error))
         except NONSENSE as error:
             said = f"the driver answers with nonsense: {error}"
-            return Reading(device.uuid, used_mib=0, free_mib=0, problem=said)
+            return unread(device, said)
 
     def _reopen_after(self, error: pynvml.NVMLError) -> None:
         """Reopen the library at the next call if the error demands it; first the other devices are read."""

@@ -21,6 +21,12 @@ LOST = (
 """Errors after which no other answer about the device counts. Some drivers answer "unknown error" where they
 do not support a call: it is not among them."""
 
+UNSUPPORTED = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+)
+
 
 def call_or(call: Callable[[], T], default: T) -> T:
     """Return the driver's answer, or `default` if this device or driver does not support the call."""
@@ -42,6 +48,21 @@ def value_or(call: Callable[[], T], default: T) -> T:
         return default
     except NONSENSE:
         return default
+
+
+def list_or_none(call: Callable[[], list[T]]) -> list[T] | None:
+    """Return a list of the driver's, empty if it does not keep one, None if it could not be read now: as when
+    processes start faster than they are read."""
+    try:
+        return call()
+    except pynvml.NVMLLibraryMismatchError:
+        return []
+    except pynvml.NVMLError as error:
+        if error.value in LOST:
+            raise
+        return [] if error.value in UNSUPPORTED else None
+    except NONSENSE:
+        return None
 
 
 def field(handle: Any, number: int, link: int | None = None) -> int | None:

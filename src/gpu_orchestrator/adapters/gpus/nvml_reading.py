@@ -2,12 +2,13 @@
 clocks are those of its GPU. Power and energy are the GPU's too, and are left out for an instance: a sum would
 count them once for each."""
 
+from functools import partial
 from typing import Any
 
 import pynvml  # type: ignore[import-untyped]
 
 from gpu_orchestrator.adapters.gpus.gpu import Device, Process, Reading
-from gpu_orchestrator.adapters.gpus.nvml_calls import value_or
+from gpu_orchestrator.adapters.gpus.nvml_calls import list_or_none, value_or
 from gpu_orchestrator.api.units import MIB
 
 MOST = 2**44
@@ -26,13 +27,14 @@ def read(device: Device) -> Reading:
     energy_mj = (
         None if device.mig else value_or(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(board), None)
     )
+    processes, all_processes = _processes(handle)
     return Reading(
         uuid=device.uuid,
         used_mib=now.used // MIB,
         free_mib=now.free // MIB,
         utilization_percent=None if rates is None else float(rates.gpu),
         temperature_c=value_or(lambda: float(pynvml.nvmlDeviceGetTemperature(board, 0)), None),
-        processes=_processes(handle),
+        processes=processes,
         ecc_errors=_errors(board, _UNCORRECTED),
         ecc_corrected=_errors(board, _CORRECTED),
         memory_utilization_percent=None if rates is None else float(rates.memory),
@@ -41,6 +43,7 @@ def read(device: Device) -> Reading:
         sm_clock_mhz=_clock(board, pynvml.NVML_CLOCK_SM),
         memory_clock_mhz=_clock(board, pynvml.NVML_CLOCK_MEM),
         pcie_replays=value_or(lambda: int(pynvml.nvmlDeviceGetPcieReplayCounter(board)), None),
+        all_processes=all_processes,
     )
 
 
@@ -66,10 +69,17 @@ def _clock(handle: Any, kind: int) -> int | None:
     return value_or(lambda: int(pynvml.nvmlDeviceGetClockInfo(handle, kind)), None)
 
 
-def _processes(handle: Any) -> tuple[Process, ...]:
-    """Clients of MPS have a list of their own. A process can be in several, each time with all its memory."""
-    listed: list[Any] = value_or(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
-    listed += value_or(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), [])
-    listed += value_or(lambda: pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle), [])
-    used = {entry.pid: entry.usedGpuMemory for entry in listed}
-    return tuple(Process(pid, None if size is None else size // MIB) for pid, size in sorted(used.items()))
+def _processes(handle: Any) -> tuple[tuple[Process, ...], bool]:
+    """Return the processes, and whether these are all. Clients of MPS have a list of their own. A process can
+    be in several, each time with all its memory."""
+    lists = [
+        list_or_none(partial(call, handle))
+        for call in (
+            pynvml.nvmlDeviceGetComputeRunningProcesses,
+            pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+            pynvml.nvmlDeviceGetMPSComputeRunningProcesses,
+        )
+    ]
+    used = {entry.pid: entry.usedGpuMemory for each in lists for entry in each or ()}
+    found = (Process(pid, None if size is None else size // MIB) for pid, size in sorted(used.items()))
+    return tuple(found), None not in lists

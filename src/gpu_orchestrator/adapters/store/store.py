@@ -11,6 +11,7 @@ from gpu_orchestrator.adapters.store.keys import StoredKeys
 from gpu_orchestrator.adapters.store.leadership import Leadership
 from gpu_orchestrator.adapters.store.logs import Logs
 from gpu_orchestrator.adapters.store.results import ResultIndex
+from gpu_orchestrator.adapters.store.schedules import Schedules
 from gpu_orchestrator.adapters.store.snapshots import Snapshots
 from gpu_orchestrator.adapters.store.tasks import DAY_MS, Tasks
 from gpu_orchestrator.adapters.store.usage import UsageStore
@@ -45,6 +46,7 @@ class Store:
         self.fenced = FencedDatabase(database)
         self.tasks = Tasks(self.fenced, keep_ms=timeouts.keep_ms)
         self.snapshots = Snapshots(self.fenced)
+        self.schedules = Schedules(self.fenced)
         self.workers = Workers(
             self.fenced,
             lease_ms=timeouts.lease_ms,

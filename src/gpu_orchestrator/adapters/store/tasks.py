@@ -56,10 +56,12 @@ class Retried(Item, frozen=True):
 
 
 class DueResult(Item, frozen=True):
-    """`more` is 1 if more tasks are due; `ended` are the ids of tasks that expired."""
+    """`more` is 1 if more tasks are due; `ended` are the ids of tasks that expired. `schedules` is 1 if some
+    are due."""
 
     more: int
     ended: tuple[str, ...]
+    schedules: int = 0
 
 
 class LinksResult(Item, frozen=True):

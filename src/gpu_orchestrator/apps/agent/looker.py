@@ -1,7 +1,8 @@
 """Look at the devices and at their processes, in a thread: a driver in trouble may block for minutes.
 
 One look at a time. While a call hangs, `look` raises TimeoutError and the same call is waited for again: a
-second one would hang beside it.
+second one would hang beside it. Processes that the driver cannot tell now are taken to be there for a minute:
+a device whose list of processes was not read is not a free one.
 """
 
 import asyncio
@@ -13,12 +14,14 @@ from threading import Thread
 
 from gpu_orchestrator.adapters import cgroups
 from gpu_orchestrator.adapters.gpus.fabric import Fabric
-from gpu_orchestrator.adapters.gpus.gpu import Gpus, Link
+from gpu_orchestrator.adapters.gpus.gpu import Gpus, Link, Process, Reading
 from gpu_orchestrator.apps.agent.plausible import plausible
 from gpu_orchestrator.apps.agent.survey import Look
 
 SURROUNDINGS_S = 300.0
 """How often links and the fabric are read: they change with the hardware, and reading them is slow."""
+KEEP_S = 60.0
+"""How long the last processes of a device count while the driver cannot tell all."""
 
 
 class Looker:
@@ -28,6 +31,7 @@ class Looker:
         self._fabric = Fabric()
         self._around: tuple[str, ...] | None = None
         self._read_at = clock()
+        self._processes: dict[str, tuple[float, tuple[Process, ...]]] = {}
         self._running: asyncio.Future[Look] | None = None
 
     async def look(self, within_s: float) -> Look:
@@ -67,12 +71,24 @@ class Looker:
 
     def _look(self) -> Look:
         devices = self._gpus.devices()
-        readings = {each.uuid: each for each in self._gpus.readings()}
+        readings = {each.uuid: self._with_processes(each) for each in self._gpus.readings()}
+        self._processes = {uuid: seen for uuid, seen in self._processes.items() if uuid in readings}
         self._look_around(tuple(device.uuid for device in devices))
         pids = {process.pid for each in readings.values() for process in each.processes}
         pods = {pid: uid for pid in pids if (uid := cgroups.read(pid, self._root))}
         seen = Look(devices, readings, self._links, self._fabric, pods, withheld=self._gpus.withheld())
         return plausible(seen)
+
+    def _with_processes(self, reading: Reading) -> Reading:
+        """Return the reading with the processes that were there before, if it does not have all."""
+        now = self._clock()
+        if reading.all_processes:
+            self._processes[reading.uuid] = now, reading.processes
+            return reading
+        at, before = self._processes.get(reading.uuid, (now, ()))
+        known = {each.pid for each in reading.processes}
+        kept = (each for each in before if each.pid not in known) if now - at < KEEP_S else ()
+        return replace(reading, processes=(*reading.processes, *kept))
 
     def _look_around(self, uuids: tuple[str, ...]) -> None:
         if uuids != self._around or self._clock() - self._read_at >= SURROUNDINGS_S:

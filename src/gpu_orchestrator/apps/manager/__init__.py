@@ -22,6 +22,8 @@ session → outcomes → completion → response. Read the modules in this order
   http/submission           checks a request, builds task specs, refuses what can never fit
   http/task_wishes          when and where a task may run: not_before, expires, pool
   http/dependencies         after which others: depends_on, on_failure
+  http/scheduling           bodies into schedules, and rows of schedules into answers
+  http/routes/schedules     add, list, show, pause, resume, run and delete schedules
   http/wait_stream          tells a client of many tasks as they end
   http/routes/logs          shows the log of a task
   http/log_stream           sends a log to a client that follows it
@@ -88,6 +90,11 @@ session → outcomes → completion → response. Read the modules in this order
   tasks/explain             why a task waits, for every worker and device
   tasks/waiting             why queued tasks wait and their place in the queue, for lists
 
+  schedules/cron            the moments of a cron expression in a time zone
+  schedules/moments         which moments that are due are run, and which comes next
+  schedules/template        the task of a schedule, between its moments
+  schedules/firing          the leader's chore of queueing tasks whose moment has come
+
   events/event_feed         events for all watchers of this process
   events/encoding           events as they are sent, joined once for all watchers
   events/callbacks          sends callbacks when tasks end
@@ -97,10 +104,11 @@ session → outcomes → completion → response. Read the modules in this order
   views                     rows of the store as response bodies
   worker_list               workers as they are listed; what did not change is encoded once
   task_schema               request and response bodies for tasks
+  schedule_schema           those for schedules
   schema                    the other bodies, and what all of them share
   metrics                   Prometheus metrics
   errors                    the errors of the HTTP API
 
-Imports go down this list of folders: server › http › manager › workers, dispatch › tasks, events › views ›
-fleet, access › errors, metrics, siblings, task_schema › schema.
+Imports go down this list of folders: server › http › manager › workers, dispatch › tasks, events,
+schedules › views › fleet, access › errors, metrics, siblings, schedule_schema › task_schema › schema.
 """

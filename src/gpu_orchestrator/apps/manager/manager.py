@@ -18,14 +18,14 @@ from gpu_orchestrator.adapters.outbound.addresses import Allowed
 from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.errors import Loading, StoreError
-from gpu_orchestrator.adapters.store.records import Renewal
+from gpu_orchestrator.adapters.store.records import Renewal, Unit
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.adapters.store.usage import Usage
 from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
 from gpu_orchestrator.adapters.store.valkey.facts import Facts
 from gpu_orchestrator.api import session, task
-from gpu_orchestrator.api.units import show_seconds
+from gpu_orchestrator.api.units import MIB, show_seconds
 from gpu_orchestrator.apps.manager import task_schema, views
 from gpu_orchestrator.apps.manager.access.audit import Audit
 from gpu_orchestrator.apps.manager.access.connections import Connections
@@ -44,6 +44,7 @@ from gpu_orchestrator.apps.manager.fleet import past_attempts, strategies
 from gpu_orchestrator.apps.manager.fleet.device_gauges import DeviceGauges
 from gpu_orchestrator.apps.manager.fleet.nodes import Hints, MemoryPolicy, WorkerState
 from gpu_orchestrator.apps.manager.metrics import Metrics, gauge
+from gpu_orchestrator.apps.manager.schedules.firing import Chore
 from gpu_orchestrator.apps.manager.siblings import ParentsStore, Place, Siblings
 from gpu_orchestrator.apps.manager.tasks.admission import Admission
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters, within
@@ -119,7 +120,8 @@ class Manager:
         self.quotas = Quotas(settings)
         clock = StoreClock()
         self.rate_limiter = RateLimiter(store.usage, settings, self.metrics, clock.now)
-        self.leader = Leader(self._deps(clock), clock, Reaper(store.timeouts.lease_ms))
+        chore = Chore(store, self.metrics, self._unit_of, self.shortage)
+        self.leader = Leader(self._deps(clock), clock, Reaper(store.timeouts.lease_ms), chore.do)
         callback_config = CallbackConfig(self.signing.find, self.allowed, whole=self.results.whole)
         self.callback_sender = CallbackSender(
             store.callbacks, callback_config, self.metrics, lambda: self.leader.leads
@@ -299,6 +301,17 @@ class Manager:
         room."""
         store = self.embedded.disk.shortage() if self.embedded else ""
         return store or self.results.disk_shortage()
+
+    def shortage(self) -> str:
+        """Return why no task can be queued now; empty if there is room."""
+        if (room := self.overview.reserve_memory(0)) is not None:
+            return f"the store uses {room.used // MIB} of at most {room.most // MIB} MiB"
+        return self.disk_shortage()
+
+    def _unit_of(self, owner: str) -> Unit:
+        """Return the limits of an owner's schedules."""
+        may = self.quotas.may(owner)
+        return Unit(owner, may.queued, self.settings.max_queued_tasks, may.gpu_seconds * 1000)
 
     async def cluster(self) -> Cluster:
         """Return the cluster: the leader's own, or else one read from the store, at most a second old."""

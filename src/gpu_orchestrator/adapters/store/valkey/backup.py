@@ -30,13 +30,13 @@ LONGEST = 1 << 30
 NOT_KEPT = frozenset(
     {
         *("leader", "apis", "news", "owners", "levels", "logs", durability.KEY, migrations.KEY),
-        *("ended", "results", "results:bytes", "forgetting", "links"),
+        *("ended", "results", "results:bytes", "forgetting", "links", "schedules"),
     }
 )
-REBUILT = ("s:", "o:", "on:", "due:", "after:", "pins:")
+REBUILT = ("s:", "o:", "on:", "due:", "after:", "pins:", "schedules:of:")
 LOGS = ("log:", "logs:")
 """Logs of tasks are not backed up: they may be as large as all the rest."""
-TASK = "t:"
+TASK, SCHEDULE = "t:", "sc:"
 
 
 class BadBackup(StoreError):
@@ -69,6 +69,7 @@ class Summary:
 
 
 _RESTORE_LISTS = Script[int]("restore_lists", int)
+_RESTORE_SCHEDULES = Script[bool]("restore_schedules", bool)
 _encode = msgspec.msgpack.Encoder().encode
 _decode_entry = msgspec.msgpack.Decoder(BackupEntry | int).decode
 
@@ -151,8 +152,11 @@ async def load(database: Database, path: Path) -> Summary:
 async def _restore_batch(database: Database, batch: list[BackupEntry]) -> int:
     """Restore some keys; return how many of them are tasks."""
     await database.restore([(each.name, each.expires_ms, each.dump) for each in batch])
-    ids = [each.name.removeprefix(TASK) for each in batch if each.name.startswith(TASK)]
-    return (await database.call(_RESTORE_LISTS, ids))[1]
+    names = [each.name for each in batch]
+    schedules = [name.removeprefix(SCHEDULE) for name in names if name.startswith(SCHEDULE)]
+    await database.call(_RESTORE_SCHEDULES, schedules)
+    tasks = [name.removeprefix(TASK) for name in names if name.startswith(TASK)]
+    return (await database.call(_RESTORE_LISTS, tasks))[1]
 
 
 def _is_kept(name: str) -> bool:

@@ -8,7 +8,7 @@ following ──elected──▶ leading, no dispatcher ──loaded──▶ le
 import asyncio
 import contextlib
 import gc
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from time import time
@@ -55,11 +55,17 @@ class StoreClock:
         self.off_s = store_ms / 1000 - time()
 
 
+async def nothing_is_due() -> bool:
+    return False
+
+
 @dataclass(slots=True)
 class Leader:
     deps: DispatcherDeps
     clock: StoreClock
     reaper: Reaper
+    fire_schedules: Callable[[], Awaitable[bool]] = nothing_is_due
+    """Queues the tasks of schedules that are due; returns whether more are."""
     dispatcher: Dispatcher | None = None
     leader: str = ""
     reached_since: float = 0.0
@@ -150,16 +156,17 @@ class Leader:
     async def _begin_and_expire(self) -> None:
         """Queue the tasks whose time or turn has come; end those that expired or whose dependency
         failed."""
-        ended, more = await self._maintenance.due()
-        for name in ended:
+        due = await self._maintenance.due()
+        for name in due.ended:
             self.deps.ended(name)
             self.deps.metrics.ended("failed", 0.0)
-        self.deps.metrics.tasks_expired.inc(len(ended))
+        self.deps.metrics.tasks_expired.inc(len(due.ended))
+        more_schedules = due.schedules and await self.fire_schedules()
         cancelled, more_links = await self._maintenance.links()
         for name in cancelled:
             self.deps.ended(name)
             self.deps.metrics.ended("cancelled", 0.0)
-        if more or more_links:
+        if due.more or more_links or more_schedules:
             self._wake.set()
 
     async def _begin_term(self, leading: ElectionResult) -> None:

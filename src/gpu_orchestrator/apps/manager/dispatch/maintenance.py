@@ -4,6 +4,7 @@ for the history; and, at every round, queue or end the tasks whose time has come
 from collections.abc import Awaitable, Collection
 from dataclasses import dataclass
 from time import monotonic
+from typing import NamedTuple
 
 import structlog
 
@@ -20,6 +21,14 @@ TIDIED_AT_ONCE = 200
 TRIM_EVERY_S = 5.0
 TRIM_ROUNDS = 10
 RECORD_EVERY_S = 10.0
+
+
+class DueTasks(NamedTuple):
+    """The ids of tasks that expired; whether more are due, and whether schedules are."""
+
+    ended: tuple[str, ...]
+    more: bool
+    schedules: bool
 
 
 @dataclass(slots=True)
@@ -44,16 +53,16 @@ class Maintenance:
             self._tidy_at = now + TIDY_EVERY_S
             await self._done("tidy", self._tidy([each.hello.name for each in workers]))
 
-    async def due(self) -> tuple[list[str], bool]:
-        """Queue scheduled tasks whose time has come and end those that expired. Return the ids of the ended,
-        and whether more are left for the next round: the leader must not be held up for long."""
+    async def due(self) -> DueTasks:
+        """Queue scheduled tasks whose time has come and end those that expired. Some may be left for the next
+        round: the leader must not be held up for long."""
         ended: list[str] = []
         for _ in range(DUE_ROUNDS):
             found = await self.store.tasks.due()
             ended += found.ended
             if not found.more:
-                return ended, False
-        return ended, True
+                break
+        return DueTasks(tuple(ended), bool(found.more), bool(found.schedules))
 
     async def links(self) -> tuple[list[str], bool]:
         """See to the links between tasks. Return the ids of those that were cancelled, and whether more is to

@@ -69,12 +69,27 @@ async def accept(
     if len(new) > 1:  # the store checks a single task when it submits it
         await _check_idempotency_keys(manager, requests, new)
     await dependencies.check(manager, requests, key.owner)
-    may = manager.quotas.of_key(key)
-    answers = await _submit(manager, new, key, may)
+    answers = await _submit(manager, new, key, manager.quotas.of_key(key))
     taken = [each for each in answers if isinstance(each, Accepted)]
     if len(taken) < len(answers):
         raise _refusal(manager, requests, answers, key)
     return taken
+
+
+async def checked(manager: Manager, request: task_schema.TaskRequest, key: Key, correlation: str) -> NewTask:
+    """Return the task of a request, as `accept` would store it now; raise the error that says why not."""
+    spec = _spec(manager, request, key)
+    await _check(manager, 0, spec, plain_shape(spec))
+    return _new(manager, request, spec, _Sender(key, correlation, time()))
+
+
+async def put(manager: Manager, new: NewTask, key: Key) -> Accepted:
+    """Store a task that was checked before and has no idempotency key."""
+    (answer,) = await _submit(manager, [new], key, manager.quotas.of_key(key))
+    if isinstance(answer, NoRoom):
+        raise no_room(manager, answer, 1, key)
+    assert isinstance(answer, Accepted)  # noqa: S101 - only an idempotency key can be another task's
+    return answer
 
 
 def accepted(manager: Manager, taken: Sequence[Accepted]) -> list[task_schema.TaskAccepted]:

@@ -26,6 +26,8 @@
 --   after:<id>   set     tasks that wait for it and were not told that it ended
 --   pins:<id>    set     tasks that need its row: they name it as a dependency and have not ended
 --   links        zset    tasks with dependencies or dependents that are new or have ended, until that was seen to -> since
+--   sc:<id>      hash    one schedule        schedules   zset   ids by creation, schedules:of:<owner> those of one owner
+--   due:schedules  zset  active schedules by when they fire
 --   due:not-before, due:expires  zset  scheduled tasks by when they may begin, tasks by when they expire if they wait then
 --   audit:changes, audit:traffic  streams    audit:number       of the last entry
 --   ended        zset    '<id> <state> <owner>' of an ended task -> when its row expires
@@ -587,4 +589,93 @@ end
 local function give(id, worker)
   redis.call('SADD', P .. 'on:' .. worker, id)
   redis.call('ZADD', P .. 'of:' .. worker, NOW, id)
+end
+
+local function moment_of(ms) return ms and ms < 0 and NOW - ms or ms or 0 end
+
+-- Write when a new task may begin, when it expires, and how many workers it may lose. Returns when it may begin.
+local function keep_wishes(id, not_before, expires, lost, needs)
+  local begins, ends = moment_of(not_before), moment_of(expires)
+  if begins > 0 then redis.call('HSET', P .. 't:' .. id, 'not_before', text(begins)) end
+  if begins > NOW then
+    redis.call('HSET', P .. 't:' .. id, 'after', text(begins))
+    if not needs then redis.call('ZADD', P .. 'due:not-before', begins, id) end
+  end
+  if ends > 0 then
+    redis.call('HSET', P .. 't:' .. id, 'expires', text(ends))
+    redis.call('ZADD', P .. 'due:expires', ends, id)
+  end
+  if lost and lost ~= 2 then redis.call('HSET', P .. 't:' .. id, 'lost_workers', text(lost)) end
+  return begins
+end
+
+-- Write the row of a new task, with columns as in `submit`, and list it. `given` has the fields of its assignment if it
+-- goes to a worker at once. Returns when it may begin, and its state.
+local function add_task(task, given)
+  local id, spec, params, retries, idem, correlation, tenant, level, not_before, expires, lost, needs = unpack(task, 1, 12)
+  local key = P .. 't:' .. id
+  local begins = keep_wishes(id, not_before, expires, lost, needs)
+  local state = given and 'assigned' or (begins > NOW or needs) and 'scheduled' or 'queued'
+  redis.call('HSET', key, 'spec', spec, 'params', params, 'tries', '0', 'retries', text(retries),
+    'created', text(NOW), 'correlation', correlation, 'tenant', tenant, 'level', text(level),
+    unpack(given or {'state', state, 'attempt', '0'}))
+  if idem ~= '' and #params > LARGE_PARAMS then redis.call('HSET', key, 'digest', redis.sha1hex(params)) end
+  enlist(id, state, NOW, tenant)
+  if state == 'queued' then waits(text(level), 1) end
+  if needs then
+    redis.call('HSET', key, 'needs', needs, 'open', '-1', 'linked', '1')
+    see_to_links(id)
+  end
+  return begins, state
+end
+
+-- By owner, by level, and at 0 of those scheduled for later: the tasks that wait, and those that this call has accepted.
+local WAITING, PROMISED, LATER = {}, {}, 0
+local function how_many_wait(name)
+  if name == LATER then return redis.call('ZCARD', P .. 's:scheduled') end
+  if type(name) == 'number' then return tonumber(redis.call('HGET', P .. 'levels', text(name - 1)) or 0) end
+  local place = P .. 'o:' .. name .. ':'
+  return redis.call('ZCARD', place .. 'queued') + redis.call('ZCARD', place .. 'scheduled')
+end
+local function is_full(name, count, most)
+  if count == 0 or most == 0 then return false end
+  if not WAITING[name] then WAITING[name] = how_many_wait(name) end
+  return WAITING[name] + (PROMISED[name] or 0) + count > most
+end
+
+-- Return 1 if there is room for a unit, of which `later` tasks are scheduled, else the code of `submit`.
+local function judge_unit(unit, later)
+  local owner, most_waiting, most_at_level, most_gpu_ms, wanted = unpack(unit, 1, 5)
+  local all = 0
+  for _, count in ipairs(wanted) do all = all + count end
+  if all > 0 and most_gpu_ms > 0 and tonumber(redis.call('HGET', P .. 'used:' .. day(), owner) or 0) >= most_gpu_ms then
+    return -4
+  end
+  if is_full(owner, all, most_waiting) then return -2 end
+  for at, count in ipairs(wanted) do
+    if is_full(at, count, most_at_level) then return -3 end
+  end
+  if is_full(LATER, later, most_at_level) then return -3 end
+  add(PROMISED, LATER, later)
+  add(PROMISED, owner, all)
+  for at, count in ipairs(wanted) do add(PROMISED, at, count) end
+  return 1
+end
+
+-- The columns of a schedule's row, first those that are numbers.
+local SCHEDULE = {'jitter', 'delay', 'next', 'created', 'last', 'fired', 'passed_over', 'owner', 'name', 'key', 'schedule',
+  'zone', 'missed', 'overlap', 'task', 'state', 'reason', 'last_task', 'trouble'}
+local SCHEDULE_NUMBERS = 7
+local function schedule_row(id)
+  local row, found = {id}, redis.call('HMGET', P .. 'sc:' .. id, unpack(SCHEDULE))
+  if not found[8] then return nil end
+  for at = 1, #SCHEDULE do
+    row[at + 1] = at <= SCHEDULE_NUMBERS and tonumber(found[at] or 0) or found[at] or ''
+  end
+  return row
+end
+
+-- List an active schedule by when it fires: its next moment and its constant delay.
+local function wait_for_moment(id, at, delay)
+  redis.call('ZADD', P .. 'due:schedules', text(at + delay), id)
 end

@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
 -- Queue scheduled tasks whose time has come, and end waiting tasks that have expired. Leader only.
 -- Arguments: fence, keep_ms, most tasks of each kind
--- Answers {1 if more are due, ids of those that ended}
+-- Answers {1 if more are due, ids of those that ended, 1 if schedules are due}
 local fence, keep_ms, most = ARG[1], ARG[2], ARG[3]
-if not leads(fence) then return answer(fence, {0, {}}) end
+if not leads(fence) then return answer(fence, {0, {}, 0}) end
 local EXPIRED = 'it did not begin before it expired; submit it again, or retry it: a retry does not expire'
 local finals = {}
 
@@ -41,4 +41,5 @@ for _, id in ipairs(expired) do expire(id) end
 local begun = due('not-before')
 for _, id in ipairs(begun) do begin(id) end
 announce(finals)
-return answer(fence, {(#expired == most or #begun == most) and 1 or 0, finals})
+local schedules = redis.call('ZRANGEBYSCORE', P .. 'due:schedules', '-inf', NOW, 'LIMIT', 0, 1)
+return answer(fence, {(#expired == most or #begun == most) and 1 or 0, finals, #schedules})

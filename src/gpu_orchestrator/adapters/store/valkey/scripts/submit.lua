@@ -13,16 +13,14 @@
 --   up, and created is ms until the next day}, per assignment {params, correlation id} or {reason for the refusal}}
 local fence, remember_ms, tasks, assignments, units, unit_of = ARG[1], ARG[2], ARG[4], ARG[5], ARG[6], ARG[7]
 -- Columns of a task, and of a unit.
-local ID, SPEC, PARAMS, IDEMPOTENCY, LEVEL, NOT_BEFORE, EXPIRES, LOST, NEEDS = 1, 2, 3, 5, 8, 9, 10, 11, 12
-local OWNER, MOST_WAITING, MOST_AT_LEVEL, MOST_GPU_MS, WANTED = 1, 2, 3, 4, 5
+local ID, SPEC, PARAMS, IDEMPOTENCY, CORRELATION, LEVEL, NOT_BEFORE, NEEDS = 1, 2, 3, 5, 6, 8, 9, 12
+local WANTED = 5
 local led = leads(fence)
 local known_to_leader = led and ARG[3] == 1
 
 for _, task in ipairs(tasks) do
   if task[NEEDS] == '' then task[NEEDS] = nil end
 end
-
-local function moment(ms) return ms and ms < 0 and NOW - ms or ms or 0 end
 
 -- Tasks that are already known need no room. By unit: the tasks that are scheduled for later.
 local rows, known, later_of = {}, {}, {}
@@ -35,7 +33,7 @@ for number, task in ipairs(tasks) do
       redis.call('HMGET', P .. 't:' .. found, 'created', 'spec', 'state', 'worker', 'needs'), 1, 5)
   end
   local unit = unit_of[number] or 0
-  if not created and unit > 0 and (task[NEEDS] or moment(task[NOT_BEFORE]) > NOW) then add(later_of, unit, 1) end
+  if not created and unit > 0 and (task[NEEDS] or moment_of(task[NOT_BEFORE]) > NOW) then add(later_of, unit, 1) end
   if created then
     rows[number] = {id = found, created = created, state = state, worker = worker or '',
       same = spec == task[SPEC] and (needs or nil) == task[NEEDS] and same_params(P .. 't:' .. found, task[PARAMS])}
@@ -43,42 +41,8 @@ for number, task in ipairs(tasks) do
   end
 end
 
--- By owner, by level, and at 0 of those scheduled for later: the tasks that wait, and those that this call has accepted.
-local waiting, promised = {}, {}
-local LATER = 0
-local function size_of(name)
-  if name == LATER then return redis.call('ZCARD', P .. 's:scheduled') end
-  if type(name) == 'number' then return tonumber(redis.call('HGET', P .. 'levels', text(name - 1)) or 0) end
-  local place = P .. 'o:' .. name .. ':'
-  return redis.call('ZCARD', place .. 'queued') + redis.call('ZCARD', place .. 'scheduled')
-end
-
-local function full(name, count, most)
-  if count == 0 or most == 0 then return false end
-  if not waiting[name] then waiting[name] = size_of(name) end
-  return waiting[name] + (promised[name] or 0) + count > most
-end
-
-local function verdict(unit, later)
-  local owner, all = unit[OWNER], 0
-  for _, wanted in ipairs(unit[WANTED]) do all = all + wanted end
-  local gpu_ms = unit[MOST_GPU_MS]
-  if all > 0 and gpu_ms > 0 and tonumber(redis.call('HGET', P .. 'used:' .. day(), owner) or 0) >= gpu_ms then
-    return -4
-  end
-  if full(owner, all, unit[MOST_WAITING]) then return -2 end
-  for at, wanted in ipairs(unit[WANTED]) do
-    if full(at, wanted, unit[MOST_AT_LEVEL]) then return -3 end
-  end
-  if full(LATER, later, unit[MOST_AT_LEVEL]) then return -3 end
-  add(promised, LATER, later)
-  add(promised, owner, all)
-  for at, wanted in ipairs(unit[WANTED]) do add(promised, at, wanted) end
-  return 1
-end
-
 local verdicts = {}
-for number, unit in ipairs(units) do verdicts[number] = verdict(unit, later_of[number] or 0) end
+for number, unit in ipairs(units) do verdicts[number] = judge_unit(unit, later_of[number] or 0) end
 
 -- By task: the number of its assignment. By assignment: its answer.
 local goes, given = {}, {}
@@ -87,46 +51,18 @@ for number, each in ipairs(led and assignments or {}) do
   given[number] = {'task moved on'}
 end
 
--- Write when a new task may begin, when it expires, and how many workers it may lose. Returns when it may begin.
-local function keep_wishes(id, task)
-  local begins, ends, lost = moment(task[NOT_BEFORE]), moment(task[EXPIRES]), task[LOST] or 2
-  if begins > 0 then redis.call('HSET', P .. 't:' .. id, 'not_before', text(begins)) end
-  if begins > NOW then
-    redis.call('HSET', P .. 't:' .. id, 'after', text(begins))
-    if not task[NEEDS] then redis.call('ZADD', P .. 'due:not-before', begins, id) end
-  end
-  if ends > 0 then
-    redis.call('HSET', P .. 't:' .. id, 'expires', text(ends))
-    redis.call('ZADD', P .. 'due:expires', ends, id)
-  end
-  if lost ~= 2 then redis.call('HSET', P .. 't:' .. id, 'lost_workers', text(lost)) end
-  return begins
-end
-
 -- Write a new task's row; assign it to its worker at once if the worker has not changed since the leader decided. Returns
 -- when it may begin, and its state.
 local function take(task)
-  local id, spec, params, retries, idem, correlation, tenant, level = unpack(task, 1, 8)
+  local id = task[ID]
   local number = goes[id]
   local each = number and assignments[number]
   local worker, epoch
   if each then worker, epoch = each[3], each[4] end
   local is_given = each and epoch_of(worker) == text(epoch)
-  local begins = keep_wishes(id, task)
-  local state = is_given and 'assigned' or (begins > NOW or task[NEEDS]) and 'scheduled' or 'queued'
-  redis.call('HSET', P .. 't:' .. id, 'spec', spec, 'params', params, 'tries', '0', 'retries', text(retries),
-    'created', text(NOW), 'correlation', correlation, 'tenant', tenant, 'level', text(level),
-    unpack(is_given and given_fields(each) or {'state', state, 'attempt', '0'}))
-  if idem ~= '' and #params > LARGE_PARAMS then
-    redis.call('HSET', P .. 't:' .. id, 'digest', redis.sha1hex(params))
-  end
-  enlist(id, state, NOW, tenant)
-  if is_given then give(id, worker) elseif state == 'queued' then waits(text(level), 1) end
-  if each then given[number] = is_given and {params, correlation} or {'worker moved on'} end
-  if task[NEEDS] then
-    redis.call('HSET', P .. 't:' .. id, 'needs', task[NEEDS], 'open', '-1', 'linked', '1')
-    see_to_links(id)
-  end
+  local begins, state = add_task(task, is_given and given_fields(each) or nil)
+  if is_given then give(id, worker) end
+  if each then given[number] = is_given and {task[PARAMS], task[CORRELATION]} or {'worker moved on'} end
   return begins, state
 end
 
