@@ -10,6 +10,7 @@ from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
     Action,
     Event,
+    MemberObserved,
     NodeUpdated,
     Place,
     Placed,
@@ -21,7 +22,7 @@ from gpu_orchestrator.engine.events import (
     RequestRemoved,
     Tick,
 )
-from gpu_orchestrator.engine.gangs import PATIENCE_S
+from gpu_orchestrator.engine.gangs import PATIENCE_S, PartlyStarted
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.builders import node, request, whole
 
@@ -142,6 +143,35 @@ def test_member_that_failed_alone_joins_the_others_later() -> None:
     world.ask(member("m1"), member("m2"))
     world.tell(Placed("m1"), PlaceFailed("m2"))
     assert together(world.tell(Tick(), after_s=1.0)) == [{"m2"}]
+
+
+def test_gang_that_was_placed_in_part_is_told_until_the_others_join() -> None:
+    world = World(*two_nodes())
+    world.ask(member("m1"), member("m2"))
+    assert world.engine.partly_started() == []  # on its way
+    world.tell(Placed("m1"), PlaceFailed("m2"))
+    assert world.engine.partly_started() == [PartlyStarted("g", 2, ("m1",))]
+    world.tell(Tick(), after_s=1.0)
+    world.tell(Placed("m2"))
+    assert world.engine.partly_started() == []
+
+
+def test_one_that_takes_the_place_of_another_is_not_made_to_wait_for_those_that_have_ended() -> None:
+    world = World(*two_nodes(), node("c", 8))
+    world.ask(*(member(f"m{n}", least=3) for n in range(3)))
+    world.tell(*(Placed(f"m{n}") for n in range(3)))
+    world.tell(RequestRemoved("m0"), RequestRemoved("m1"))
+    assert together(world.ask(member("m4", least=3))) == [{"m4"}]
+    assert world.engine.partly_started() == []
+
+
+def test_after_a_restart_members_that_did_their_part_count_as_started() -> None:
+    world = World(*two_nodes())
+    terms = GangTerms("g", 2)
+    world.tell(MemberObserved("done", "", terms))
+    assert together(world.ask(member("m2"))) == [{"m2"}]
+    world.tell(RequestRemoved("done"), PlaceFailed("m2"))
+    assert together(world.tell(Tick(), after_s=5.0)) == []
 
 
 def test_members_beyond_the_least_join_when_there_is_room() -> None:

@@ -46,7 +46,12 @@ TEXTS = (
 )
 LONG = ("9" * 5000, "a:" + "9" * 5000, "b:0," + "9" * 5000)
 QUANTITIES = ("1", "0", "", "-1", "1e99", "9" * 5000, "1Zi", "٣", "0.0000000000000001", "n")
-ANNOTATIONS = (*names.ASKING_ANNOTATIONS, *names.ANSWERING_ANNOTATIONS, names.STRATEGY, names.GANG)
+ANNOTATIONS = (
+    *names.ASKING_ANNOTATIONS,
+    *names.ANSWERING_ANNOTATIONS,
+    names.STRATEGY,
+    *names.GANG_ANNOTATIONS,
+)
 LEASES = ("gpu-a-0", "gpu-b-1", "gpu-a-" + "9" * 200, "gpu-a-٣", "gpu-", "gpu-agent-a", "gpu-a-1024", "x")
 
 

@@ -8,10 +8,12 @@ import msgspec
 from gpu_orchestrator.adapters.gpus.gpu import Device, Process, Reading, Slice
 from gpu_orchestrator.adapters.kube.transport.base import Answer, Request
 from gpu_orchestrator.api.topology import Link
+from gpu_orchestrator.api.wire import OwnerReference
 from gpu_orchestrator.apps.agent.survey import Look
 from tests.support.scripted_transport import Scripted, answer, refusal
 
 NODE = "node-a"
+OWNER = OwnerReference("v1", "Node", NODE, "uid-of-node-a")
 
 
 def device(number: int = 0, uuid: str = "", mig: Slice | None = None, **more: Any) -> Device:

@@ -1,7 +1,7 @@
 """A coordinator with its stores and an executor that only records, for tests of its decisions."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -51,6 +51,7 @@ class RecordingExecutor:
 
     def __init__(self) -> None:
         self.jobs: list[BindJob] = []
+        self.gangs: list[tuple[BindJob, ...]] = []
         self.abandoned: list[BindJob] = []
         self.refused: dict[str, str] = {}
         self.released: list[PodEnded] = []
@@ -59,6 +60,9 @@ class RecordingExecutor:
 
     def bind(self, job: BindJob) -> None:
         self.jobs.append(job)
+
+    def bind_gang(self, gang: str, jobs: Sequence[BindJob]) -> None:
+        self.gangs.append(tuple(jobs))
 
     def abandon(self, job: BindJob, why: str) -> None:
         self.abandoned.append(job)

@@ -11,7 +11,8 @@ from gpu_orchestrator.api.kubernetes import Node, Pod, VolumeClaim
 from gpu_orchestrator.api.volumes import StorageClass, Volume
 
 _versions = count(1)
-CLAIM_FIELDS = ("topology", "selector", "gangRef", "onUnhealthy")
+GANG_WORDS = ("gang", "gang_size", "gang_min", "topology_required", "topology_preferred")
+CLAIM_FIELDS = ("topology", "selector", "gangRef", "gangSize", "onUnhealthy")
 
 
 def _meta(name: str, **more: Any) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def _meta(name: str, **more: Any) -> dict[str, Any]:
 
 def pod(name: str, *, node: str = "", phase: str = "Pending", meta: Any = None, **spec: Any) -> Pod:
     """Return a pod. Arguments listed in `words` become annotations; the others are fields of its spec."""
-    words = ("gpus", "claim", "claim_template", "strategy", "allocated")
+    words = ("gpus", "claim", "claim_template", "strategy", "allocated", *GANG_WORDS)
     given = {word: str(spec.pop(word)) for word in words if word in spec}
     annotations = {f"gpu.scheduling/{word.replace('_', '-')}": value for word, value in given.items()}
     metadata = _meta(name, **{"annotations": annotations, **(meta or {})})

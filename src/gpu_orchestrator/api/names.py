@@ -16,6 +16,11 @@ CLAIM = "gpu.scheduling/claim"
 CLAIM_TEMPLATE = "gpu.scheduling/claim-template"
 GPUS = "gpu.scheduling/gpus"
 GANG = "gpu.scheduling/gang"
+GANG_SIZE = "gpu.scheduling/gang-size"
+GANG_MIN = "gpu.scheduling/gang-min"
+TOPOLOGY_REQUIRED = "gpu.scheduling/topology-required"
+TOPOLOGY_PREFERRED = "gpu.scheduling/topology-preferred"
+GANG_ANNOTATIONS = (GANG, GANG_SIZE, GANG_MIN, TOPOLOGY_REQUIRED, TOPOLOGY_PREFERRED)
 STRATEGY = "gpu.scheduling/strategy"
 ASKING_ANNOTATIONS = (CLAIM, CLAIM_TEMPLATE, GPUS)
 
@@ -146,6 +151,7 @@ PREEMPTED = "Preempted"
 # Reasons of the scheduler's events about the health of devices that pods have.
 DEVICE_UNHEALTHY = "DeviceUnhealthy"
 DEVICES_RECOVERED = "DevicesRecovered"
+GANG_BROKEN = "GangBroken"
 EVICTED = "EvictedFromUnhealthyDevice"
 NOT_EVICTED = "EvictionNotPossible"
 

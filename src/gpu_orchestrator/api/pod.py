@@ -18,7 +18,9 @@ Quantities: TypeAlias = dict[str, str]
 
 # Longer than any valid value, so that what is cut stays invalid.
 ANNOTATIONS = {
-    **dict.fromkeys((*names.ASKING_ANNOTATIONS, names.STRATEGY, names.GANG, names.SHARING), 1024),
+    **dict.fromkeys(
+        (*names.ASKING_ANNOTATIONS, names.STRATEGY, *names.GANG_ANNOTATIONS, names.SHARING), 1024
+    ),
     names.ALLOCATED: 6 * 1024,
     names.VISIBLE_DEVICES: 16 * 1024,
 }

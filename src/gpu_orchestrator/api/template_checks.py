@@ -63,7 +63,12 @@ def check_claimed(template: PodTemplate) -> None:
     scheduler, annotations = template.spec.scheduler_name, template.metadata.annotations
     if scheduler not in ("", names.SCHEDULER):
         _refuse("schedulerName", f"is {scheduler!r}", "leave it out; the gpu-scheduler serves claims")
-    for name in (*names.ASKING_ANNOTATIONS, names.STRATEGY, names.GANG, *names.ANSWERING_ANNOTATIONS):
+    for name in (
+        *names.ASKING_ANNOTATIONS,
+        names.STRATEGY,
+        *names.GANG_ANNOTATIONS,
+        *names.ANSWERING_ANNOTATIONS,
+    ):
         if name in annotations:
             _refuse("metadata.annotations", f"has {name}", "leave it out; the operator sets it from the spec")
     for container in (*template.spec.init_containers, *template.spec.containers):

@@ -24,7 +24,8 @@ from gpu_orchestrator.core.request import EVERY_ADDRESS, Expression, HostPort, S
 
 MODEL_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name")
 MEMORY_LABELS = ("nvidia.com/gpu.memory",)
-TERMINAL = ("Succeeded", "Failed")
+SUCCEEDED = "Succeeded"
+TERMINAL = (SUCCEEDED, "Failed")
 LONGEST_REASON = 200
 # A node may be tainted with the name of its GPU resource, to keep other pods away. The operator adds these
 # tolerations to the pods that it makes.

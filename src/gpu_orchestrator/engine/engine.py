@@ -24,7 +24,7 @@ from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.cache import Cache
 from gpu_orchestrator.engine.events import Action, Event, Place, PlaceGang, Refuse, RequestAdded
 from gpu_orchestrator.engine.fair_share import FairShare
-from gpu_orchestrator.engine.gangs import Gangs, judge
+from gpu_orchestrator.engine.gangs import Gangs, PartlyStarted, judge
 from gpu_orchestrator.engine.in_flight import InFlight
 from gpu_orchestrator.engine.model_choice import Go, ModelChoice, Stay
 from gpu_orchestrator.engine.model_rechecks import ModelRechecks
@@ -181,6 +181,10 @@ class Engine:
         waiting = self._queue.get(key) or self._gangs.get(key)
         return None if waiting is None else waiting.request
 
+    def partly_started(self) -> list[PartlyStarted]:
+        """Return the gangs that hold places and began without enough members."""
+        return self._gangs.partly_started(self._in_flight)
+
     def counts(self) -> dict[State, int]:
         """Return how many requests are in each state."""
         counts = self._queue.counts()
@@ -206,17 +210,26 @@ class Engine:
             case events.NodeRemoved(name):
                 self._cache.remove_node(name)
                 self.models.forget(name)
-            case events.CopiesObserved(node, copies, most):
-                self.models.observe(node, copies, most, now)
-                self._wake(node if node in self.cluster else None)
-            case events.PlacementObserved(placement, request):
-                self._hold(placement, request)
+            case events.PlacementObserved() | events.CopiesObserved() | events.MemberObserved():
+                self._observe(event, now)
             case events.PlaceFailed(key):
                 self._place_failed(key, now, actions)
             case events.LimitChanged(flow, most):
                 self._queue.limits_changed(self._fair_share.allow(flow, most))
             case events.Tick():
                 self._rows_at_tick = self.cluster.rows_judged
+
+    def _observe(
+        self, event: events.PlacementObserved | events.CopiesObserved | events.MemberObserved, now: float
+    ) -> None:
+        match event:
+            case events.PlacementObserved(placement, request):
+                self._hold(placement, request)
+            case events.CopiesObserved(node, copies, most):
+                self.models.observe(node, copies, most, now)
+                self._wake(node if node in self.cluster else None)
+            case events.MemberObserved(key, node, gang):
+                self._gangs.observed(key, node, gang)
 
     def _add(self, event: RequestAdded, now: float, actions: list[Action]) -> None:
         request, key = event.request, event.request.key
@@ -293,6 +306,7 @@ class Engine:
         if self._in_flight.land(key) is None:
             return
         self._cache.confirm(key)
+        self._gangs.confirm(key)
         if key in self._left:
             self._release(key)
             self._add_again(key, now, actions)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.copies import Copy
 from gpu_orchestrator.core.node import Node
-from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.core.request import GangTerms, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,16 @@ class PlacementObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberObserved:
+    """A member of a gang has started, placed by us or by others. `node` is where it runs, empty if it has
+    ended since. It counts until it is removed."""
+
+    key: str
+    node: str
+    gang: GangTerms
+
+
+@dataclass(frozen=True, slots=True)
 class Placed:
     key: str
 
@@ -90,6 +100,7 @@ Event = (
     | RequestAdded
     | RequestRemoved
     | PlacementObserved
+    | MemberObserved
     | Placed
     | PlaceFailed
     | LimitChanged

@@ -12,7 +12,7 @@ In the queue a gang is one entry, its speaker: it has the lane, flow and rank of
 first. Kept by the engine.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -42,14 +42,17 @@ class Members:
     stage: Stage = "short"
     speaker: Waiting | None = None
     refusal: Refusal | None = None
+    confirmed: set[str] = field(default_factory=set)
+    has_begun: bool = False
     told: set[str] = field(default_factory=set)
     attempts: int = 0
     rests_until: float = 0.0
 
     @property
     def least(self) -> int:
-        """How many of those that wait must be placed together; the others of the gang run already."""
-        return max(self.terms.least - len(self.started), 1)
+        """How many of those that wait must be placed together; the others of the gang run already. Once
+        enough have started, each that comes later, for one that ended, is placed beside those that run."""
+        return 1 if self.has_begun else max(self.terms.least - len(self.started), 1)
 
     @property
     def is_short(self) -> bool:
@@ -58,6 +61,15 @@ class Members:
     @property
     def by_turn(self) -> list[Waiting]:
         return sorted(self.waiting.values(), key=lambda each: (-each.lane, each.rank, each.number))
+
+
+@dataclass(frozen=True, slots=True)
+class PartlyStarted:
+    """A gang of which `started` have places, fewer than the `least` that must start together."""
+
+    gang: str
+    least: int
+    started: tuple[str, ...]
 
 
 class Gangs:
@@ -148,23 +160,43 @@ class Gangs:
         gang.waiting.pop(key, None)
         gang.started[key] = node
 
+    def confirm(self, key: str) -> None:
+        """A member that was in flight runs."""
+        if (gang := self._gang_of.get(key)) is not None:
+            gang.confirmed.add(key)
+            gang.has_begun = gang.has_begun or len(gang.confirmed) >= gang.terms.least
+
     def observed(self, key: str, node: str, terms: GangTerms) -> None:
         """A member was found running, placed before a restart or by others."""
         gang = self._gangs.setdefault(terms.name, Members(terms))
         self._gang_of[key] = gang
         self.starts(key, node)
+        self.confirm(key)
 
     def ends(self, key: str) -> None:
         """A member that was in flight or held is gone. Those that still wait are asked for again."""
         gang = self._gang_of.pop(key, None)
         if gang is not None:
             gang.started.pop(key, None)
+            gang.confirmed.discard(key)
+            gang.has_begun = gang.has_begun and bool(gang.started)
             self._drop_if_empty(gang)
 
     def _drop_if_empty(self, gang: Members) -> None:
         if not gang.waiting and not gang.started:
             self._gangs.pop(gang.terms.name, None)
             self._parked.pop(gang.terms.name, None)
+
+    def partly_started(self, in_flight: Container[str]) -> list[PartlyStarted]:
+        """Return gangs that hold places, have members that wait, and began without enough of them."""
+        return [
+            PartlyStarted(name, gang.terms.least, tuple(gang.started))
+            for name, gang in self._gangs.items()
+            if gang.started
+            and gang.waiting
+            and not gang.has_begun
+            and not any(key in in_flight for key in gang.started)
+        ]
 
     # --- the queue ---------------------------------------------------------------------------------------
 

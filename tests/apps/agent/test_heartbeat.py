@@ -11,7 +11,7 @@ from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.names import NAMESPACE
 from gpu_orchestrator.apps.agent import publisher
 from gpu_orchestrator.apps.agent.heartbeat import LOOK_S, MARGIN_S, TAKE_OVER, Displaced, Heartbeat
-from tests.support.agent_builders import NODE
+from tests.support.agent_builders import NODE, OWNER
 from tests.support.lease_server import LeaseServer
 
 pytestmark = pytest.mark.looptime
@@ -20,11 +20,12 @@ NAME = f"gpu-agent-{NODE}"
 
 
 class Life:
-    """One agent's heartbeat. `current`: its report is; `covers`: the look that it tells of."""
+    """One agent's heartbeat. `current`: its report is; `covers`: the look that it tells of; `owner`: its
+    Node, if that is there."""
 
     def __init__(self, server: LeaseServer, identity: str) -> None:
         self.current, self.stopped = True, asyncio.Event()
-        self.covers = publisher.NEVER
+        self.covers, self.owner = publisher.NEVER, [OWNER]
         self.beat = Heartbeat(
             Client(server).with_limits(patience_s=0),
             NODE,
@@ -32,7 +33,7 @@ class Life:
             identity=identity,
             every_s=EVERY_S,
             clock=asyncio.get_running_loop().time,
-            owner=list,
+            owner=lambda: self.owner,
             is_current=lambda: self.current,
             covers=lambda: self.covers,
         )
@@ -190,6 +191,22 @@ async def test_deleted_lease_is_made_again(server: LeaseServer) -> None:
         server.leases.clear()
         await asyncio.sleep(EVERY_S + 10)
         assert holder(server) == "a"
+
+
+async def test_lease_is_not_made_again_when_the_node_is_gone(server: LeaseServer) -> None:
+    """Nothing would ever delete it. A node that is there again has its heartbeat."""
+    async with Life(server, "a").living() as life:
+        life.owner = []
+        await asyncio.sleep(EVERY_S + 10)
+        assert holder(server) == "a", "it is deleted with its Node, not before"
+        server.leases.clear()
+        await asyncio.sleep(EVERY_S + 10)
+        assert not server.leases
+        assert "Node" in life.beat.waits_for
+        life.owner = [OWNER]
+        await asyncio.sleep(10)
+        assert holder(server) == "a"
+        assert not life.beat.waits_for
 
 
 async def test_agent_whose_lease_was_deleted_and_taken_ends(server: LeaseServer) -> None:

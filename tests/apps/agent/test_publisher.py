@@ -11,13 +11,14 @@ import pytest
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import Unreachable
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatusStatus
+from gpu_orchestrator.api.wire import OwnerReference
 from gpu_orchestrator.apps.agent import publisher, survey
 from gpu_orchestrator.apps.agent.health import Condition, Fault
 from gpu_orchestrator.apps.agent.metrics import Metrics
 from gpu_orchestrator.apps.agent.pace import Pace
 from gpu_orchestrator.apps.agent.publisher import Publisher
 from gpu_orchestrator.apps.agent.survey import Findings
-from tests.support.agent_builders import NODE, Server, device, look, reading
+from tests.support.agent_builders import NODE, OWNER, Server, device, look, reading
 from tests.support.scripted_transport import refusal
 
 pytestmark = pytest.mark.looptime
@@ -32,13 +33,13 @@ def status(*, ill: bool = False, users: frozenset[str] = frozenset(), used: int 
 
 
 @asynccontextmanager
-async def publishing(server: Server) -> AsyncIterator[Publisher]:
+async def publishing(server: Server, *owner: OwnerReference) -> AsyncIterator[Publisher]:
     made = Publisher(
         Client(server).with_limits(patience_s=0),
         NODE,
         refresh_s=REFRESH_S,
         clock=asyncio.get_running_loop().time,
-        owner=list,
+        owner=lambda: list(owner),
         metrics=Metrics(NODE),
     )
     running = asyncio.create_task(made.run(asyncio.Event()))
@@ -49,7 +50,7 @@ async def publishing(server: Server) -> AsyncIterator[Publisher]:
 async def test_first_report_makes_the_object_then_its_status() -> None:
     server = Server()
     server.refused = {f"/apis/gpu.scheduling/v1/gpunodestatuses/{NODE}/status": [refusal(404, "NotFound")]}
-    async with publishing(server) as made:
+    async with publishing(server, OWNER) as made:
         assert not made.is_current()
         made.offer(status())
         await asyncio.sleep(0.1)
@@ -60,9 +61,21 @@ async def test_first_report_makes_the_object_then_its_status() -> None:
     assert (made_it.method, server.writes()[1]["spec"]) == ("POST", {"nodeName": NODE})
 
 
+async def test_report_is_not_made_when_the_node_is_gone() -> None:
+    """Nothing would ever delete it."""
+    server = Server()
+    path = f"/apis/gpu.scheduling/v1/gpunodestatuses/{NODE}/status"
+    server.refused = {path: [refusal(404, "NotFound") for _ in range(10)]}
+    async with publishing(server) as made:
+        made.offer(status())
+        await asyncio.sleep(10)
+    assert not made.is_current()
+    assert {each.method for each in server.requests} == {"PATCH"}
+
+
 async def test_noise_is_written_only_with_the_refresh() -> None:
     server = Server()
-    async with publishing(server) as made:
+    async with publishing(server, OWNER) as made:
         for second in range(600):
             made.offer(status(used=second))
             await asyncio.sleep(1)
@@ -72,7 +85,7 @@ async def test_noise_is_written_only_with_the_refresh() -> None:
 
 async def test_change_is_written_at_once() -> None:
     server = Server()
-    async with publishing(server) as made:
+    async with publishing(server, OWNER) as made:
         made.offer(status())
         await asyncio.sleep(100)
         made.offer(status(ill=True))
@@ -83,7 +96,7 @@ async def test_change_is_written_at_once() -> None:
 async def test_writes_are_bounded_and_end_with_the_truth() -> None:
     """A pod that takes up and leaves a device sixty times a minute."""
     server = Server()
-    async with publishing(server) as made:
+    async with publishing(server, OWNER) as made:
         for half in range(2 * 60 * 5):
             made.offer(status(users=frozenset({"pod"} if half % 2 else ())))
             await asyncio.sleep(0.5)
@@ -96,7 +109,7 @@ async def test_writes_are_bounded_and_end_with_the_truth() -> None:
 
 async def test_server_that_is_away_gets_the_newest_state_when_it_is_back() -> None:
     server = Server()
-    async with publishing(server) as made:
+    async with publishing(server, OWNER) as made:
         made.offer(status())
         await asyncio.sleep(1)
         server.away = Unreachable("away")
@@ -148,7 +161,7 @@ async def test_report_that_somebody_deleted_is_written_again_soon() -> None:
     path = f"/apis/gpu.scheduling/v1/gpunodestatuses/{NODE}"
     server = Server()
     server.found[path] = {"metadata": {"name": NODE}, "spec": {"nodeName": NODE}}
-    async with publishing(server) as made:
+    async with publishing(server, OWNER) as made:
         made.offer(status())
         guarding = asyncio.create_task(made.guard(asyncio.Event()))
         await asyncio.sleep(3 * publisher.CHECK_S)
@@ -163,7 +176,7 @@ async def test_refusal_is_retried_and_does_not_end_the_agent() -> None:
     server = Server()
     path = f"/apis/gpu.scheduling/v1/gpunodestatuses/{NODE}/status"
     server.refused = {path: [refusal(403, "Forbidden", "is written by the agent on that node alone")] * 3}
-    async with publishing(server) as made:
+    async with publishing(server, OWNER) as made:
         made.offer(status())
         await asyncio.sleep(10)
         assert made.is_current()

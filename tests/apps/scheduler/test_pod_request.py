@@ -132,7 +132,7 @@ def test_unsupported_or_invalid_pod_is_refused(asked: dict[str, Any], message: s
     ("made", "message"),
     [
         pytest.param({"exclusivity": "MIG"}, "does not implement: devices.exclusivity MIG", id="MIG"),
-        pytest.param({"gangRef": "g"}, "does not implement: gangRef g", id="gang"),
+        pytest.param({"gangRef": "g"}, "gang g has no size", id="gang"),
         pytest.param({"exclusivity": "Shared"}, "without share or memory", id="share of nothing"),
         pytest.param({"deleting": True}, "is being deleted", id="deleting"),
         pytest.param({"reserved_for": "uid-q"}, "serves another pod (UID uid-q)", id="in use"),

@@ -10,7 +10,7 @@ NOT_THE_SCHEDULER = {"not-the-scheduler": f"!{cel.IS_SCHEDULER}"}
 BINDS_EVERYWHERE = "authorizer.group('').resource('pods').subresource('binding').check('create').allowed()"
 _STATUS = "authorizer.group('').resource('pods').subresource('status')"
 WRITES_STATUS_EVERYWHERE = f"{_STATUS}.check('patch').allowed() || {_STATUS}.check('update').allowed()"
-KEPT = cel.text_list((*names.ASKING_ANNOTATIONS, names.GANG))
+KEPT = cel.text_list((*names.ASKING_ANNOTATIONS, *names.GANG_ANNOTATIONS))
 NEW, OLD = {"new": cel.annotations("object")}, {"old": cel.old("metadata.?annotations", "{}")}
 
 ANSWERS = Policy(

@@ -144,6 +144,7 @@ class Heartbeat:
             return False
         if self._held is None:  # it had been deleted, and somebody made it before us
             await self._look_again()
+        self.waits_for = "" if self._held else self.waits_for
         return self._held is not None
 
     async def _look_again(self) -> None:
@@ -170,12 +171,16 @@ class Heartbeat:
             log.info("heartbeat not released", lease=self._name, error=str(error))
 
     async def _create(self) -> Lease | None:
+        """Return the new Lease; None if there is one, or if there is no Node: nobody would ever delete it."""
+        if not (owner := self._owner()):
+            self._wait_for("the Node of this agent, which is not there")
+            return None
         now = datetime.now(UTC)
         meta = ObjectMeta(
             name=self._name,
             namespace=self._namespace,
             annotations=self._annotations(now),
-            owner_references=self._owner(),
+            owner_references=owner,
         )
         try:
             return await self._client.create(LEASES, Lease(meta, self._spec(LeaseSpec(), now)))

@@ -155,6 +155,8 @@ class Publisher:
         try:
             await self._apply(status)
         except NotFound:
+            if not self._owner():
+                raise  # the Node is gone, and its report with it: nobody would ever delete another one
             await self._create()
             await self._apply(status)
 

@@ -38,6 +38,7 @@ Read the modules in this order:
   controllers/claims         brings every claim into line with its pod, after binds and ends
   controllers/release        frees the devices of an ended pod when no process uses them any longer
   controllers/health         tells of unhealthy devices that pods have, and evicts the pods if that is wanted
+  controllers/gangs          evicts what is bound of a gang whose other members find no room
   controllers/node_capacity  writes into a node's status how many thousandths of GPUs it has
   controllers/reporter       writes events and the PodScheduled condition
   controllers/sweep          compares leases, pods and claims at intervals, and repairs leftovers

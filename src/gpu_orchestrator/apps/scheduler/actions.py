@@ -1,5 +1,6 @@
 """What the coordinator asks an `Executor` to do, and the outcomes that come back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,13 +14,15 @@ from gpu_orchestrator.core.device import Device
 @dataclass(frozen=True, slots=True)
 class BindJob:
     """One decision of the engine, with all that is needed to carry it out. `claim` is the claim or template
-    that the pod names; None if it asks for bare GPUs. `volumes` are those to be bound before the pod."""
+    that the pod names; None if it asks for bare GPUs. `volumes` are those to be bound before the pod;
+    `unready` says why that cannot be done."""
 
     pod: Pod
     placement: Placement
     devices: tuple[Device, ...]
     claim: GpuClaim | None = None
     volumes: VolumePlan | None = None
+    unready: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class Executor(Protocol):
     results come back later, never from inside the call."""
 
     def bind(self, job: BindJob) -> None: ...
+
+    def bind_gang(self, gang: str, jobs: Sequence[BindJob]) -> None: ...
 
     def abandon(self, job: BindJob, why: str) -> None: ...
 

@@ -1,7 +1,7 @@
 """Perform the coordinator's jobs, many at once, and report each outcome back to it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import structlog
@@ -62,6 +62,10 @@ class KubeExecutor:
         self._tasks.start(self._bind(job))
         self._pace()
 
+    def bind_gang(self, gang: str, jobs: Sequence[BindJob]) -> None:
+        self._tasks.start(self._bind_gang(gang, jobs))
+        self._pace()
+
     def abandon(self, job: BindJob, why: str) -> None:
         """Report the failure in the next turn of the event loop: the coordinator calls this in the middle of
         a handler, and the rest of that handler must run before the pod is queued again."""
@@ -114,6 +118,20 @@ class KubeExecutor:
             outcome = Failed(job, repr(error))
         self._observe(outcome, loop.time() - began)
         self._coordinator.done(outcome)
+        self._pace()
+
+    async def _bind_gang(self, gang: str, jobs: Sequence[BindJob]) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            outcomes = await self._binder.perform_gang(gang, jobs)
+        except Exception as error:  # the edge of one gang
+            self._metrics.error("bind")
+            log.exception("binding failed", gang=gang)
+            outcomes = [Failed(job, repr(error)) for job in jobs]
+        for outcome in outcomes:
+            self._observe(outcome, loop.time() - began)
+            self._coordinator.done(outcome)
         self._pace()
 
     def _pace(self) -> None:

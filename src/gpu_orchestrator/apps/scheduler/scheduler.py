@@ -28,6 +28,7 @@ from gpu_orchestrator.apps.scheduler.binding.mps_gate import MpsGate
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.binding.volume_binder import VolumeBinder, Written
 from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
+from gpu_orchestrator.apps.scheduler.controllers.gangs import GangController
 from gpu_orchestrator.apps.scheduler.controllers.health import HealthConfig, HealthController
 from gpu_orchestrator.apps.scheduler.controllers.node_capacity import NodeCapacity
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser, has_stopped
@@ -171,6 +172,15 @@ class Scheduler:
             HealthConfig(settings.on_unhealthy, self._agent_liveness.is_live, may_write, _now, clock),
             metrics=metrics,
         )
+        self._gangs = GangController(
+            client.with_limits(patience_s=BRIEFLY_S),
+            self.coordinator,
+            self._reporter,
+            metrics=metrics,
+            may_write=may_write,
+            clock=clock,
+            wait_s=settings.gang_seconds,
+        )
         self._sweep = Sweeper(
             client,
             used_leases,
@@ -200,7 +210,7 @@ class Scheduler:
         log.info("scheduling", nodes=len(self._watches.stores.nodes), pods=len(self._watches.stores.pods))
         every_s = self._settings.sweep_seconds
         sweeps, capacity = self._sweep.run(every_s), self._node_capacity.run(every_s)
-        health = self._health.run(every_s)
+        health, gangs = self._health.run(every_s), self._gangs.run(every_s)
         async with asyncio.TaskGroup() as group:
             runs = (
                 self._releaser.run(),
@@ -209,6 +219,7 @@ class Scheduler:
                 sweeps,
                 capacity,
                 health,
+                gangs,
             )
             loops = [group.create_task(each) for each in runs]
             await self._stopped.wait()

@@ -14,7 +14,7 @@ version. What the pod's annotation says decides nothing, because its owner can c
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -61,6 +61,14 @@ class Acquired:
     is_permanent: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A job that holds all it needs. Its pod is the one to bind, at the version that was read before."""
+
+    job: BindJob
+    holds: list[LeaseHold]
+
+
 class Binder:
     """`may_write` returns True while we lead; `barred` why a node takes no claims, if it does not any longer;
     `leases` is None if the binding alone is the lock.
@@ -88,6 +96,29 @@ class Binder:
 
     async def perform(self, job: BindJob) -> Outcome:
         """Acquire what the job needs and bind its pod; on failure release what was acquired."""
+        ready = await self._prepare(job)
+        return ready if isinstance(ready, Failed) else await self._finish(ready)
+
+    async def perform_gang(self, gang: str, jobs: Sequence[BindJob]) -> list[Outcome]:
+        """Acquire what all jobs need, then bind all pods. If one job cannot go on, release everything. A bind
+        cannot be undone, so after the first one the others go on, whatever becomes of it."""
+        results = await asyncio.gather(*map(self._prepare, jobs), return_exceptions=True)
+        prepared: list[Ready | Failed] = [
+            _judged(job, result) for job, result in zip(jobs, results, strict=True)
+        ]
+        failed = next((each for each in prepared if isinstance(each, Failed)), None)
+        ready = [each for each in prepared if isinstance(each, Ready)]
+        if failed is None and self._may_write():
+            bound = await asyncio.gather(*map(self._finish, ready), return_exceptions=True)
+            return [_judged(each.job, result) for each, result in zip(ready, bound, strict=True)]
+        await self._release([hold for each in ready for hold in each.holds])
+        why = f"{key(failed.job.pod)}: {failed.why}" if failed else "another scheduler leads now"
+        return [
+            each if isinstance(each, Failed) else Failed(each.job, f"gang {gang}: {why}") for each in prepared
+        ]
+
+    async def _prepare(self, job: BindJob) -> Ready | Failed:
+        """Acquire what the job needs; on failure release what was acquired."""
         try:
             job = replace(job, pod=await self._pod_status.latest(job.pod))
             acquired = await self._acquire(job)
@@ -105,7 +136,7 @@ class Binder:
             if why:
                 await self._release(acquired.holds)
                 return Failed(job, why, acquired.found, acquired.is_permanent)
-            return await self._bind(job, acquired.holds)
+            return Ready(job, acquired.holds)
         except KubeError as error:
             return Failed(job, str(error), is_permanent=_is_permanent(error))
 
@@ -144,6 +175,12 @@ class Binder:
         if failed is None:
             return acquired
         return replace(acquired, refusals=[failed.why], is_permanent=failed.is_permanent)
+
+    async def _finish(self, ready: Ready) -> Outcome:
+        try:
+            return await self._bind(ready.job, ready.holds)
+        except KubeError as error:
+            return Failed(ready.job, str(error), is_permanent=_is_permanent(error))
 
     async def _bind(self, job: BindJob, holds: list[LeaseHold]) -> Outcome:
         answer = claims.answer(job.placement, job.devices) | _mps_answer(job)
@@ -194,6 +231,16 @@ class Binder:
             for error in results:
                 if isinstance(error, KubeError):
                     log.warning("lease not released, the sweep will", error=str(error))
+
+
+def _judged(job: BindJob, result: T | BaseException) -> T | Failed:
+    """Return the result of one job of many, of which each must have one; leases of it may be left."""
+    if isinstance(result, Exception):
+        log.error("binding failed", pod=key(job.pod), exc_info=result)
+        return Failed(job, repr(result))
+    if isinstance(result, BaseException):
+        raise result
+    return result
 
 
 def _bound_here(job: BindJob, pod: Pod, holds: list[LeaseHold]) -> Outcome:

@@ -95,6 +95,10 @@ class Reporter:
         for each in filter(None, (about(PODS, pod), about_claim)):
             self._recorder.record(kind, each, reason, why, action="Monitoring")
 
+    def report_gang(self, pod: Pod, why: str) -> None:
+        """Report on a member what became of its gang."""
+        self._recorder.warning(about(PODS, pod), names.GANG_BROKEN, why, action="Evicting")
+
     async def run(self) -> None:
         await self.queue.run(self._write, workers=WRITERS)
 

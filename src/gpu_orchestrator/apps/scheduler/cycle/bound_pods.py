@@ -3,6 +3,8 @@ go of it."""
 
 from collections.abc import Callable, Iterable
 
+from gpu_orchestrator.api import gangs
+from gpu_orchestrator.api.claims import BadGpuRequest
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.actions import BindJob, PodEnded
 from gpu_orchestrator.apps.scheduler.cycle.shared import Shared
@@ -84,6 +86,11 @@ class BoundPods:
         else:
             self.free_claim(uid)
 
+    def has_succeeded(self, pod: Pod) -> None:
+        """Count a pod that did its part as a started member of its gang for as long as it is there: one that
+        takes the place of a failed one must not wait for it."""
+        self._count_in_gang(pod, "")
+
     def free_claim(self, uid: str) -> None:
         """End the assignment of the pod's claim and check the pods that wait for it."""
         if claim := self._claim_users.release(uid):
@@ -96,7 +103,18 @@ class BoundPods:
             self._claim_users.assign(pod)
         self._holdings.add(pod, by_annotation=by_annotation)
         self._lease_index.recount(pod.metadata.uid)
+        self._count_in_gang(pod, pod.spec.node_name)
         self._surroundings.check_users(in_use)
+
+    def _count_in_gang(self, pod: Pod, node: str) -> None:
+        """Tell the engine that a member of a gang has started. What cannot be read belongs to no gang."""
+        claim = self._shared.stores.claim_of(pod)
+        try:
+            terms = gangs.terms(pod, claim.spec if claim else None)
+        except BadGpuRequest:
+            return
+        if terms is not None and pod.spec.scheduler_name == self._shared.config.scheduler_name:
+            self._feed(events.MemberObserved(pod.metadata.uid, node, terms))
 
     def _is_bound_as(self, known: Placement, pod: Pod) -> bool:
         return known.node == pod.spec.node_name and known.neighbour == self._surroundings.neighbour(pod)

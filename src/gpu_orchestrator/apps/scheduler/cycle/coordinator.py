@@ -33,6 +33,7 @@ from gpu_orchestrator.apps.scheduler.cycle.unbound_pods import UnboundPods
 from gpu_orchestrator.apps.scheduler.cycle.volume_plans import VolumePlans
 from gpu_orchestrator.apps.scheduler.informers import Stores
 from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import Event
@@ -175,6 +176,8 @@ class Coordinator:
         if new is None or new.status.phase in translate.TERMINAL:
             if pod := new or old:
                 self._bound.ended(pod)
+            if new is not None and new.status.phase == translate.SUCCEEDED:
+                self._bound.has_succeeded(new)
             return
         if new.spec.scheduler_name == self._config.scheduler_name:
             self.our_pods[new.metadata.uid] = new
@@ -268,6 +271,8 @@ class Coordinator:
         for action in actions:
             if isinstance(action, events.Place):
                 self._place(action)
+            elif isinstance(action, events.PlaceGang):
+                self._place_gang(action)
         is_busy = self.pending.has_entering or self._rechecks or self.volume_plans.has_more
         self._executor.wake_at(now if is_busy else self.engine.deadline(now))
         for action in actions:
@@ -275,26 +280,48 @@ class Coordinator:
                 self.pending.refuse(action.request.key, action.refusal.message)
 
     def _place(self, action: events.Place) -> None:
+        job = self._job(action)
+        if objection := self._objection(job, action.request):
+            self._executor.abandon(job, objection)
+        else:
+            self._surroundings.use_volumes(job.pod)
+            self._executor.bind(job)
+
+    def _place_gang(self, action: events.PlaceGang) -> None:
+        """Let all members be bound, or none if one of them cannot be."""
+        jobs = [self._job(each) for each in action.places]
+        found = (self._objection(job, each.request) for job, each in zip(jobs, action.places, strict=True))
+        said = [f"{key(job.pod)}: {why}" for job, why in zip(jobs, found, strict=True) if why]
+        for job in jobs:
+            if said:
+                self._executor.abandon(job, f"gang {action.gang}: {said[0]}")
+            else:
+                self._surroundings.use_volumes(job.pod)
+        if not said:
+            self._executor.bind_gang(action.gang, jobs)
+
+    def _job(self, action: events.Place) -> BindJob:
         uid = action.request.key
         pod, devices = self.our_pods[uid], self.engine.cluster.devices(action.placement)
         job = BindJob(pod, action.placement, devices, self.stores.claim_of(pod))
         volumes = self.volume_plans.make(pod, action.placement.node)
         if isinstance(volumes, VolumePlan):
             job = replace(job, volumes=volumes)
+        elif isinstance(volumes, NotReady):
+            job = replace(job, unready=volumes.why)
         if job.volumes or claims.is_held_by_mps(pod, job.claim.spec if job.claim else None):
             self.engine.takes_long(uid)
         self.binding[uid] = job
-        if objection := self._unbound.objection(pod, action.request):
-            self._executor.abandon(job, objection)
-        elif not self._claim_users.assign(pod):
-            self._executor.abandon(job, f"GpuClaim {claims.claim_name(pod)} serves another pod by now")
-        elif conflict := self._surroundings.volume_conflict(pod):
-            self._executor.abandon(job, conflict)
-        elif isinstance(volumes, NotReady):
-            self._executor.abandon(job, volumes.why)
-        else:
-            self._surroundings.use_volumes(pod)
-            self._executor.bind(job)
+        return job
+
+    def _objection(self, job: BindJob, decided: Request) -> str:
+        """Return why the pod cannot be bound after all; empty if it can. Its claim is assigned to it."""
+        pod = job.pod
+        if objection := self._unbound.objection(pod, decided):
+            return objection
+        if not self._claim_users.assign(pod):
+            return f"GpuClaim {claims.claim_name(pod)} serves another pod by now"
+        return self._surroundings.volume_conflict(pod) or job.unready
 
 
 def _usability(claim: GpuClaim) -> tuple[str, str, bool]:

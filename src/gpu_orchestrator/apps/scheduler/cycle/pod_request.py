@@ -7,7 +7,7 @@ not implement is refused by name: a pod placed wrongly is worse than one that wa
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gpu_orchestrator.api import claims, first_consumer, names, neighbours, pod_limits, volumes
+from gpu_orchestrator.api import claims, first_consumer, gangs, names, neighbours, pod_limits, volumes
 from gpu_orchestrator.api.claims import BadGpuRequest
 from gpu_orchestrator.api.gpuclaim import GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.kubernetes import Pod
@@ -64,6 +64,8 @@ def request_of(
         itself = neighbours.neighbour(pod, known)
         rules = neighbours.rules(pod, itself, known, others.shunned_by)
         request = claims.request(pod, claim.spec if claim else None, itself)
+        if gang := gangs.terms(pod, claim.spec if claim else None):
+            request = replace(request, gang=gang)
         if not pod.spec.volumes and rules is None:
             return request
         attached = first_consumer.attached(pod, known) if pod.spec.volumes else ()
@@ -107,11 +109,10 @@ def _pod_problem(pod: Pod) -> Unschedulable | None:
 
 def unsupported(pod: Pod) -> list[str]:
     """Return what the pod uses and this scheduler does not implement, as its manifest names it."""
-    spec, annotations = pod.spec, pod.metadata.annotations
+    spec = pod.spec
     uses = {
         "spec.resourceClaims": bool(spec.resource_claims),
         f"a request for {'/'.join(_gpu_resources(spec))} beside a claim": bool(_gpu_resources(spec)),
-        f"a gang ({names.GANG})": names.GANG in annotations,
         "a gang (spec.schedulingGroup)": spec.scheduling_group is not None,
     }
     return [what for what, is_used in uses.items() if is_used]
@@ -155,7 +156,7 @@ def unsupported_claim(spec: GpuClaimSpec) -> str:
     """Return what of a claim this scheduler does not implement; empty if nothing."""
     if spec.devices.exclusivity == "MIG":
         return "devices.exclusivity MIG"
-    return f"gangRef {spec.gang_ref}" if spec.gang_ref else ""
+    return ""
 
 
 def _user_name(claim: GpuClaim) -> str:

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from gpu_orchestrator.core.request import Request, Shape
+from gpu_orchestrator.core.request import GangTerms, Request, Shape
 from gpu_orchestrator.engine.events import RequestAdded
 
 MOST_STALE = 64
 """So many entries of requests that are not held any more stay in a queue, or as many as it has others."""
 
-Kind = tuple[Shape, str, str]
-"""Shape, strategy and allocator: requests of one kind get the same answer."""
+Kind = tuple[Shape, str, str, GangTerms | None]
+"""Shape, strategy, allocator and gang: requests of one kind get the same answer."""
 
 
 def kind_of(request: Request) -> Kind:
-    return request.shape, request.strategy, request.allocator
+    return request.shape, request.strategy, request.allocator, request.gang
 
 
 @dataclass(slots=True)
