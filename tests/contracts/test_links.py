@@ -124,14 +124,18 @@ async def test_rows_are_kept_while_needed_and_expire_afterwards(store: Store) ->
 async def test_not_before_and_expiry_hold_beside_dependencies(store: Store) -> None:
     await submit(store, "a")
     await submit(store, "later", "a", not_before_ms=-LONG_MS)
-    await submit(store, "short", "a", expires_ms=-1)
+    await submit(store, "never")
+    await submit(store, "short", "never", expires_ms=-1)
+    await submit(store, "behind", "short")
     await end(store, "a")
     await see_to_links(store)
     assert (await state(store, "later"), (await row(store, "later"))["open"]) == ("scheduled", "0")
     await asyncio.sleep(0.01)
-    await store.tasks.due()
-    assert await state(store, "short") in ("failed", "queued")
+    assert (await store.tasks.due()).ended == ("short",), "also while it waits for another"
+    assert '"type":"Expired"' in (await row(store, "short"))["error"]
+    assert await see_to_links(store) == ["behind"]
     assert await state(store, "later") == "scheduled"
+    assert await names(store, "pins:never", "after:never") == set()
 
 
 async def test_retried_task_waits_for_a_retried_dependency(store: Store) -> None:

@@ -54,6 +54,7 @@ def shown(text: str, after: str, count: int = 3, zone: str = "UTC") -> list[str]
         ("0 0 1-7 * */7", ["2026-01-04T00:00:00", "2026-02-01T00:00:00"]),
         ("0 0 31 * *", ["2026-01-31T00:00:00", "2026-03-31T00:00:00"]),
         ("0 0 29 2 *", ["2028-02-29T00:00:00", "2032-02-29T00:00:00"]),
+        ("0 0 29 2 */7", ["2032-02-29T00:00:00", "2060-02-29T00:00:00"]),
         ("@hourly", ["2026-01-01T13:00:00", "2026-01-01T14:00:00"]),
         ("@daily", ["2026-01-02T00:00:00", "2026-01-03T00:00:00"]),
         ("@weekly", ["2026-01-04T00:00:00", "2026-01-11T00:00:00"]),
@@ -229,6 +230,15 @@ def ends_of_gaps(zone: str, begins: int, ends: int) -> Iterator[int]:
 def test_bad_expressions_are_refused_in_words(text: str, said: str) -> None:
     with pytest.raises(BadSchedule, match=said.replace("(", ".")):
         cron.read(text)
+
+
+def test_day_of_a_frequent_schedule_is_computed_once() -> None:
+    cron._moments.cache_clear()
+    frequent = cron.read("* * * * *", "Europe/Berlin")
+    at = ms("2026-10-25T06:00")
+    for _ in range(500):
+        at = frequent.until(at - 1) or 0
+    assert cron._moments.cache_info().misses <= 5
 
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus", "../etc/passwd", "", "/etc/localtime", "Europe"])

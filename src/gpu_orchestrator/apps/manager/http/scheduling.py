@@ -23,7 +23,8 @@ from gpu_orchestrator.apps.manager.views import when
 
 MOST_PARAMETERS = 64 << 10
 LONGEST_JITTER_S = units.DAY_S
-UPCOMING, LOOKED_AT = 5, 100
+UPCOMING, LOOKED_AT, LOOKED_AHEAD_MS = 5, 100, 8 * 86_400_000
+"""Moments that are shown; moments that are looked at, and how far ahead, to see how often it fires."""
 NOT_OF_SCHEDULES = ("not_before", "depends_on", "idempotency_key")
 
 
@@ -57,7 +58,7 @@ async def save(
             name,
             key.owner,
             int(wanted.replace),
-            manager.settings.max_schedules,
+            manager.settings.max_schedules or MOST_OF_ALL,
             MOST_OF_ALL,
             at.after(now_ms) or 0,
             moments.delay_ms(name, jitter_ms),
@@ -95,7 +96,7 @@ def next_ms(row: ScheduleRow, now_ms: int) -> int:
         raise errors.Conflict(str(error)) from error
 
 
-def shown(row: ScheduleRow) -> Schedule:
+def shown(row: ScheduleRow, *, upcoming: int = UPCOMING) -> Schedule:
     spec = template.spec_of(row)
     return Schedule(
         schedule_id=row.id,
@@ -110,7 +111,7 @@ def shown(row: ScheduleRow) -> Schedule:
         status=row.state,
         reason=row.reason or (f"its task waits for room: {row.trouble}" if row.trouble else ""),
         next_at=when(row.next_ms + row.delay_ms) if row.next_ms else None,
-        upcoming=_upcoming(row),
+        upcoming=_upcoming(row, upcoming),
         last_at=when(row.last_ms),
         last_task=row.last_task or None,
         fired=row.fired,
@@ -125,7 +126,7 @@ def shown(row: ScheduleRow) -> Schedule:
     )
 
 
-def _upcoming(row: ScheduleRow) -> list[str]:
+def _upcoming(row: ScheduleRow, most: int) -> list[str]:
     """Return the next moments as people see them, in the schedule's own time zone."""
     if not row.next_ms:
         return []
@@ -133,7 +134,7 @@ def _upcoming(row: ScheduleRow) -> list[str]:
         at, found = cron.read(row.schedule, row.zone), [row.next_ms]
     except BadSchedule:
         return []
-    while len(found) < UPCOMING and (following := at.after(found[-1])) is not None:
+    while len(found) < most and (following := at.after(found[-1])) is not None:
         found.append(following)
     return [cron.local(moment, row.zone) for moment in found]
 
@@ -145,8 +146,8 @@ def _moments(manager: Manager, schedule: str, zone: str, now_ms: int) -> cron.Sc
         raise errors.Unprocessable(f"schedule: {error}") from error
     least_s = manager.settings.schedule_min_interval
     found = [now_ms]
-    while len(found) < LOOKED_AT and (following := at.after(found[-1])) is not None:
-        found.append(following)
+    while len(found) < LOOKED_AT and found[-1] < now_ms + LOOKED_AHEAD_MS:
+        found.append(at.after(found[-1]) or now_ms + LOOKED_AHEAD_MS)
     if any(later - sooner < least_s * 1000 for sooner, later in pairwise(found[1:])):
         raise errors.Unprocessable(
             f"schedule: {schedule!r} fires more often than every {least_s:g} seconds "

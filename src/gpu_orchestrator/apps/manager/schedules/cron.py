@@ -16,8 +16,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from gpu_orchestrator.api.units import BadAmount, span_s
 
-LONGEST_DAYS = 9 * 366
-"""Between two 29ths of February there may be eight years."""
+LONGEST_DAYS = 41 * 366
+"""Between two 29ths of February that are Sundays there may be forty years."""
+DAYS_KEPT = 64
+"""Moments of so many days are remembered: a schedule of every minute is asked for the same day often."""
 MACROS = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -107,41 +109,50 @@ class Cron:
 
     def after(self, at_ms: int) -> int | None:
         for day in self._days(at_ms, 1):
-            moments = self._moments(day)
+            moments = _moments(self, day)
             if (at := bisect_right(moments, at_ms)) < len(moments):
                 return moments[at]
         return None
 
     def until(self, at_ms: int) -> int | None:
         for day in self._days(at_ms, -1):
-            moments = self._moments(day)
+            moments = _moments(self, day)
             if at := bisect_right(moments, at_ms):
                 return moments[at - 1]
         return None
 
     def _days(self, at_ms: int, step: Step) -> Iterator[date]:
         """Yield the days that match, from the other side of this moment: a skipped day ends on the next."""
-        first = datetime.fromtimestamp(at_ms // 1000, self.zone).date() - timedelta(days=step)
-        for number in range(LONGEST_DAYS):
-            day = first + timedelta(days=number * step)
-            if day.month in self.months and self._matches(day):
-                yield day
+        first = day = datetime.fromtimestamp(at_ms // 1000, self.zone).date() - timedelta(days=step)
+        while abs((day - first).days) < LONGEST_DAYS:
+            if day.month in self.months:
+                if self._matches(day):
+                    yield day
+                day += timedelta(days=step)
+            else:
+                day = _next_month(day) if step > 0 else day.replace(day=1) - timedelta(days=1)
 
     def _matches(self, day: date) -> bool:
         of_month, of_week = day.day in self.days, day.isoweekday() % 7 in self.weekdays
         return of_month and of_week if self.both_days else of_month or of_week
 
-    def _moments(self, day: date) -> list[int]:
-        """Return the moments of one day, in order. On most days the clocks do not change."""
-        midnight = datetime(day.year, day.month, day.day, tzinfo=self.zone)
-        if midnight.utcoffset() == (midnight + timedelta(days=1)).utcoffset():
-            begins = _ms(midnight)
-            return [begins + (hour * 60 + minute) * 60_000 for hour in self.hours for minute in self.minutes]
-        times = [midnight.replace(hour=hour, minute=minute) for hour in self.hours for minute in self.minutes]
-        found = {_ms(at) for at in times if _exists(at)}
-        if self.is_clock:
-            return sorted(found | {_end_of_gap(at) for at in times if not _exists(at)})
-        return sorted(found | {_ms(at.replace(fold=1)) for at in times if _exists(at)})
+
+@lru_cache(maxsize=DAYS_KEPT)
+def _moments(of: Cron, day: date) -> list[int]:
+    """Return the moments of one day, in order. On most days the clocks do not change."""
+    midnight = datetime(day.year, day.month, day.day, tzinfo=of.zone)
+    if midnight.utcoffset() == (midnight + timedelta(days=1)).utcoffset():
+        begins = _ms(midnight)
+        return [begins + (hour * 60 + minute) * 60_000 for hour in of.hours for minute in of.minutes]
+    times = [midnight.replace(hour=hour, minute=minute) for hour in of.hours for minute in of.minutes]
+    found = {_ms(at) for at in times if _exists(at)}
+    if of.is_clock:
+        return sorted(found | {_end_of_gap(at) for at in times if not _exists(at)})
+    return sorted(found | {_ms(at.replace(fold=1)) for at in times if _exists(at)})
+
+
+def _next_month(day: date) -> date:
+    return (day.replace(day=1) + timedelta(days=32)).replace(day=1)
 
 
 def local(at_ms: int, zone: str) -> str:

@@ -46,10 +46,11 @@ async def page(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
 ) -> Response:
-    """List schedules, oldest first. `owner` is for admins; others see their own."""
+    """List schedules, oldest first, of what is upcoming only the next. `owner` is for admins; others see
+    their own."""
     manager, key = manager_of(request), request.state.key
     found = await manager.store.schedules.page(key.sees or owner, offset, limit)
-    shown = [scheduling.shown(row) for row in found.rows]
+    shown = [scheduling.shown(row, upcoming=1) for row in found.rows]
     return json_response(SchedulePage(schedules=shown, total=found.total, limit=limit, offset=offset))
 
 
