@@ -9,7 +9,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 
-from gpu_orchestrator.adapters.settings import BadSettings, Settings, env_file_values
+from gpu_orchestrator.adapters.settings import TYPES, BadSettings, Settings, env_file_values
 
 OF_OTHER_PROCESSES = (
     "GPU_ORCHESTRATOR_CA",
@@ -17,6 +17,7 @@ OF_OTHER_PROCESSES = (
     "GPU_ORCHESTRATOR_SERVER",
     "GPU_ORCHESTRATOR_TOKEN",
     "GPU_ORCHESTRATOR_URL",
+    "GPU_ORCHESTRATOR_WORKER_OPTIONS",
     "GPU_SHARING",
     "MAX_CONCURRENT_TASKS",
 )
@@ -27,11 +28,11 @@ name in the file that begins as several of ours do is probably meant for us."""
 FAMILIES = ("CALLBACK_", "GPU_MEMORY_", "GPU_ORCHESTRATOR_", "QUOTA_", "RATE_LIMIT_", "TASK_", "WORKER_")
 WITHOUT_EFFECT = frozenset(
     {
-        *("AUTO_SCALE_ENABLED", "EXECUTOR", "MODEL_CACHE_DIR", "MODEL_CACHE_SIZE", "MODEL_LOAD_TIMEOUT"),
+        *("AUTO_SCALE_ENABLED", "MODEL_CACHE_DIR", "MODEL_CACHE_SIZE", "MODEL_LOAD_TIMEOUT"),
         *("MAX_MODEL_CACHE_SIZE_GB", "DEBUG", "RELOAD"),
     }
 )
-"""Settings of the design that this version does not read yet, beside all that begin with CELERY_."""
+"""Settings of the design that this version does not read yet, beside others that begin with CELERY_."""
 
 
 def slips(environ: Mapping[str, str] | None = None, env_file: Path = Path(".env")) -> list[str]:
@@ -70,4 +71,5 @@ def without_effect(env_file: Path = Path(".env")) -> str:
 
 
 def _has_no_effect(name: str) -> bool:
-    return name in WITHOUT_EFFECT or name.startswith("CELERY_")
+    is_ours = name.lower() in TYPES
+    return name in WITHOUT_EFFECT or (name.startswith("CELERY_") and not is_ours)

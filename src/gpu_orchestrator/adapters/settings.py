@@ -126,6 +126,11 @@ class Settings:
     gpu_memory_headroom: Annotated[int, Meta(ge=0, le=1_048_576)] = 256
     gpu_temperature_alert: Annotated[float, Meta(ge=1, le=200)] = 85
     gpu_memory_alert: Part = 0.95
+    executor: Literal["native", "celery"] = "native"
+    celery_broker_url: str = _secret()
+    celery_broker_url_file: File = ""
+    celery_result_backend: str = _secret()
+    celery_result_backend_file: File = ""
     placement_policy: Annotated[str, Meta(description="the name of a policy")] = "balanced"
     max_request_mb: Annotated[float, Meta(ge=0.01, le=32)] = 8
     callback_hosts: Annotated[str, Meta(description="host names separated by commas, or *")] = ""

@@ -28,6 +28,7 @@ OnDisconnect = Literal["stop", "keep"]
 
 
 MPS, ACCOUNTED = "mps", "accounted"
+CELERY = "celery"
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag=True, omit_defaults=True):
@@ -107,7 +108,8 @@ class Hello(Message, frozen=True):
     the results it is about to send again. `on_disconnect` is what the worker does with its running tasks when
     it cannot renew its lease. `pieces`: it takes large messages in pieces, see `api/pieces.py`. `sharing`
     says what holds a task to the device memory that it reserved: `mps` (the driver), or `accounted`
-    (nothing); empty in workers of older versions."""
+    (nothing); empty in workers of older versions. `executor` is `celery` if the worker wants to be sent
+    tickets by Celery, which it redeems (`Redeem`), in place of assignments."""
 
     name: WorkerName
     instance: Word
@@ -124,6 +126,7 @@ class Hello(Message, frozen=True):
     unacked: tuple[Attempt, ...] = ()
     on_disconnect: OnDisconnect = "stop"
     pieces: bool = False
+    executor: Word = ""
 
 
 class Renew(Message, frozen=True):
@@ -225,13 +228,24 @@ class Leaving(Message, frozen=True):
     reason: str = ""
 
 
+class Redeem(Message, frozen=True):
+    """The worker has received a ticket for this attempt by Celery. The answer is `Assign`, or `Void` with the
+    same `number` if the ticket does not count. `epoch` is that of the ticket."""
+
+    number: Count
+    task: Word
+    attempt: Count
+    epoch: Count
+
+
 # --- from the server ---------------------------------------------------------------------------------------
 
 
 class Welcome(Message, frozen=True):
     """`resumed` false: what the worker ran under an older epoch is no longer its own and must be stopped.
     `log_kb` is how much of a task's log the server keeps; 0: send no `Log`. `pieces`: the server takes large
-    messages in pieces. `takes_values`: it keeps partial results."""
+    messages in pieces. `takes_values`: it keeps partial results. `executor`: `celery` if this worker is sent
+    tickets by Celery."""
 
     worker_id: str
     epoch: int
@@ -242,6 +256,7 @@ class Welcome(Message, frozen=True):
     log_kb: int = 0
     pieces: bool = False
     takes_values: bool = False
+    executor: str = ""
 
 
 class Renewed(Message, frozen=True):
@@ -304,6 +319,14 @@ class Taken(Message, frozen=True):
     later: bool = False
 
 
+class Void(Message, frozen=True):
+    """A ticket does not count: `old` (its attempt is no longer this worker's), `again` (it was redeemed
+    before), or `store` (the store does not answer; the ticket is sent again)."""
+
+    number: int
+    reason: str
+
+
 class Drain(Message, frozen=True):
     """Finish what runs and take nothing new; with `leave`, close the connection and exit after that."""
 
@@ -325,8 +348,8 @@ class Goodbye(Message, frozen=True):
 
 
 Outcome = Done | Failed | RunnerDied | Refused | Cancelled
-ToServer = Hello | Renew | Report | Started | Progress | Log | Values | Outcome | Leaving
-ToWorker = Welcome | Renewed | Assign | Cancel | Ack | Taken | Drain | Goodbye
+ToServer = Hello | Renew | Report | Started | Progress | Log | Values | Outcome | Leaving | Redeem
+ToWorker = Welcome | Renewed | Assign | Cancel | Ack | Taken | Void | Drain | Goodbye
 
 Said = TypeVar("Said", bound=Message)
 

@@ -1,6 +1,7 @@
 """`gpu-orchestrator worker`: join a cluster manager and run its tasks on this machine."""
 
 import os
+import socket
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -48,6 +49,7 @@ def run(
     share_runners: Annotated[bool, Parameter(env_var="GPU_ORCHESTRATOR_SHARE_RUNNERS")] = False,
     run_as: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_RUN_AS", metavar="USER")] = "",
     on_disconnect: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_ON_DISCONNECT")] = "stop",
+    desk: Annotated[int | None, Parameter(show=False)] = None,
     v: int = 0,
 ) -> None:
     """Join a cluster manager and run its tasks until stopped.
@@ -107,6 +109,8 @@ def run(
         What happens to running tasks when no server can be reached and the lease expires: `stop` ends them,
         so that none ever runs twice; `keep` lets them run, and a result counts if the task was not given to
         another worker meanwhile.
+    desk
+        The number of the socket at which a Celery worker, which has started this process, presents tickets.
     v
         1 and more: log also why things happen.
     """
@@ -153,6 +157,7 @@ def run(
                 share_runners=share_runners,
                 run_as=user,
                 on_disconnect=on_disconnect,
+                desk=None if desk is None else socket.socket(fileno=desk),
             )
             if settings.sharing == session.MPS:
                 find_program()

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 
+from gpu_orchestrator.adapters.broker.address import Broker
 from gpu_orchestrator.adapters.outbound.addresses import Allowed
 from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
@@ -59,8 +61,12 @@ from gpu_orchestrator.apps.manager.worker_list import WorkerList
 from gpu_orchestrator.apps.manager.workers.listener import Listener
 from gpu_orchestrator.apps.manager.workers.session_config import SessionConfig
 from gpu_orchestrator.apps.manager.workers.sessions import Sessions
+from gpu_orchestrator.apps.manager.workers.tickets import Celery
 from gpu_orchestrator.apps.manager.workers.transports import Polls
 from gpu_orchestrator.core.cluster import Cluster
+
+if TYPE_CHECKING:
+    from gpu_orchestrator.adapters.broker.publisher import Publisher
 
 RECHECK_S = 2.0
 """A waiting request reads the task from the store this often, in case the message about its end is lost."""
@@ -74,7 +80,7 @@ _START = re.compile(r"[0-9A-Za-z_-]+")
 class ManagerDeps:
     """Everything that a manager is built from. `embedded` is the store's process, if this process or its
     parent runs it. `place`: this is one of several processes. `callback_secret` signs if none is configured
-    and no other server of this store has one."""
+    and no other server of this store has one. `broker`: workers may receive their tasks by Celery."""
 
     settings: Settings
     store: Store
@@ -85,6 +91,7 @@ class ManagerDeps:
     embedded: Embedded | ParentsStore | None = None
     place: Place | None = None
     callback_secret: str = ""
+    broker: Broker | None = None
 
 
 class Manager:
@@ -112,7 +119,16 @@ class Manager:
             store, self.results, Bounds.of(settings), self.metrics, lambda: self.leader.leads
         )
         self.overview = Overview(store, self.memory, settings.max_store_mb)
-        self.sessions = Sessions(store, self.outcomes, SessionConfig.of(settings), self.overview.expire)
+        self.publisher = _publisher(deps.broker, self.metrics)
+        self.sessions = Sessions(
+            store,
+            self.outcomes,
+            SessionConfig.of(settings),
+            self.overview.expire,
+            Celery(self.publisher.publish, lambda reason: self.metrics.tickets_void.labels(reason).inc())
+            if self.publisher
+            else None,
+        )
         self.polls = Polls(self.sessions, settings.worker_lease)
         self.feed = Feed(store.events, settings.max_watchers)
         self.key_sync = KeySync(store, self.keys, self._keys_changed)
@@ -145,6 +161,8 @@ class Manager:
         await self.key_sync.refresh()
         self.results.use_folder(await self.store.results.folder())
         await self.store.events.keep(self.settings.events_kept)
+        if self.publisher is not None:
+            self.publisher.start()
         loop = asyncio.get_running_loop()
         loops = (
             self.leader,
@@ -170,6 +188,8 @@ class Manager:
             each.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self.results.close()
+        if self.publisher is not None:
+            await asyncio.to_thread(self.publisher.close)
         self.metrics.write()
 
     def _keys_changed(self) -> None:
@@ -379,3 +399,12 @@ class Manager:
             ("owner_gpu_seconds_today", self.quotas.used_s),
         ):
             yield gauge(name, [([owner], float(n)) for owner, n in counted.items()])
+
+
+def _publisher(broker: Broker | None, metrics: Metrics) -> "Publisher | None":
+    """Return what sends tickets to workers by Celery. Celery is an extra: import it only if it is used."""
+    if broker is None:
+        return None
+    from gpu_orchestrator.adapters.broker.publisher import Publisher
+
+    return Publisher(broker, metrics.tickets_lost.inc)

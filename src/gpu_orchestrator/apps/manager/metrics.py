@@ -123,6 +123,15 @@ class Metrics:
             ["why"],
             registry=self.registry,
         )
+        self.tickets_void = Counter(
+            "celery_tickets_void",
+            "Tickets of Celery that did not count: old, again (redeemed before), or store (no answer)",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.tickets_lost = Counter(
+            "celery_tickets_lost", "Tickets that Celery's broker did not take in time", registry=self.registry
+        )
         self.average_s = 0.0
         self._ended: Counts[str] = Counts()
         self._answered: Counts[tuple[str, str, int]] = Counts()

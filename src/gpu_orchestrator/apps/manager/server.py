@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from errno import EACCES, EADDRINUSE
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
 
@@ -18,9 +19,10 @@ import structlog
 import uvicorn
 
 from gpu_orchestrator.adapters import open_files
+from gpu_orchestrator.adapters.broker.address import Broker, broker_of
 from gpu_orchestrator.adapters.certificate_files import CertificateFiles
 from gpu_orchestrator.adapters.seal import Seal
-from gpu_orchestrator.adapters.settings import Settings
+from gpu_orchestrator.adapters.settings import BadSettings, Settings
 from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
 from gpu_orchestrator.adapters.store.valkey import migrations
 from gpu_orchestrator.adapters.store.valkey.database import Database, wait_until_up
@@ -79,6 +81,7 @@ async def running(
         listening = listening or stack.enter_context(listen(settings.api_host, settings.api_port))
         embedded = None if place else await _embedded(settings, stack, tell)
         url = place.store if place else embedded.url if embedded else settings.external_store
+        broker = _broker(settings, url)
         database = _database(settings, url)
         stack.push_async_callback(database.close)
         await wait_until_up(database, STORE_WAIT_S, tell)
@@ -98,6 +101,7 @@ async def running(
                 embedded or _parents(place),
                 place,
                 callback_secret,
+                broker,
             )
         )
         await manager.signing.agree()
@@ -108,6 +112,15 @@ async def running(
         if in_clear:
             log.warning("keys travel in clear", address=settings.api_host, advice=CLEAR_TEXT)
         yield Running(url_of(settings, listening), manager, embedded, in_clear)
+
+
+def _broker(settings: Settings, store: str) -> Broker | None:
+    """Return Celery's broker if it carries tasks to workers."""
+    if settings.executor != "celery":
+        return None
+    if find_spec("celery") is None:
+        raise BadSettings("EXECUTOR=celery needs Celery: pip install 'gpu-orchestrator[manager,celery]'")
+    return broker_of(settings, store)
 
 
 def _parents(place: Place | None) -> ParentsStore | None:

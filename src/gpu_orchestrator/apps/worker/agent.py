@@ -18,11 +18,12 @@ from gpu_orchestrator import __version__
 from gpu_orchestrator.adapters import tls
 from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.adapters.gpus.gpu import Gpus
-from gpu_orchestrator.api import session
+from gpu_orchestrator.api import session, tickets
 from gpu_orchestrator.apps.worker.attempt import Attempt
 from gpu_orchestrator.apps.worker.attempts.attempt_output import LogCallbacks
 from gpu_orchestrator.apps.worker.attempts.attempt_values import ValueCallbacks
 from gpu_orchestrator.apps.worker.attempts.attempts import AgentCallbacks, Attempts
+from gpu_orchestrator.apps.worker.desk import Desk, DeskCallbacks, Key
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.runners.mps import MpsDaemons, find_program
 from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerPool
@@ -84,6 +85,7 @@ class Agent:
             self._pool,
             AgentCallbacks(self._check_lease, self._no_room_reason, self._connection.send, logs, values),
         )
+        self._desk = self._opened_desk() if settings.desk is not None else None
         self._welcome: session.Welcome | None = None
         self._is_joined = False
         self._hello_at = self._renew_at = 0.0
@@ -107,10 +109,13 @@ class Agent:
             joining = asyncio.create_task(self._stay_joined(http))
             ticking = asyncio.create_task(self._tick())
             leaving = asyncio.create_task(self._leave())
+            tasks = [joining, ticking, leaving]
+            if self._desk is not None:
+                tasks.append(asyncio.create_task(self._desk.serve()))
             try:
-                await asyncio.wait({joining, ticking, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                await self._end(joining, ticking, leaving)
+                await self._end(*tasks)
         log.info("worker ends", name=self._settings.name)
 
     def _connector(self) -> aiohttp.TCPConnector:
@@ -192,16 +197,19 @@ class Agent:
             unacked=tuple(session.Attempt(each.task, each.attempt) for each in self._attempts.unacked()),
             on_disconnect="keep" if self._keeps else "stop",
             pieces=True,
+            executor=session.CELERY if self._desk else "",
         )
 
     def _receive(self, message: session.ToWorker) -> None:
         match message:
             case session.Assign():
-                self._attempts.assign(message)
+                self._assigned(message)
             case session.Ack():
-                self._attempts.ack(message)
+                self._acknowledged(message)
             case session.Taken():
                 self._attempts.taken(message)
+            case session.Void():
+                self._void(message)
             case session.Renewed(number):
                 if self._lease.renewal_granted(number):
                     self._prolong()
@@ -216,9 +224,27 @@ class Agent:
             case session.Goodbye():
                 self._goodbye_received(message)
 
+    def _assigned(self, assign: session.Assign) -> None:
+        if self._desk is not None:
+            self._desk.assigned((assign.task, assign.attempt))
+        self._attempts.assign(assign)
+
+    def _void(self, void: session.Void) -> None:
+        if self._desk is not None:
+            self._desk.void(void)
+
+    def _acknowledged(self, ack: session.Ack) -> None:
+        key = (ack.task, ack.attempt)
+        if self._desk is not None and (ended := self._attempts.outcome(key)) is not None:
+            self._desk.ended(key, ended, counted=ack.accepted)
+        self._attempts.ack(ack)
+
     def _welcomed(self, welcome: session.Welcome) -> None:
+        if self._desk is not None and welcome.executor != session.CELERY:
+            self._rejection = "the server is of a version that sends no tasks by Celery; upgrade it first"
+            return self._connection.close()
         if not welcome.resumed:
-            self._attempts.stop()
+            self._stop()
             self._attempts.forget_outcomes()
         self._lease.begin(welcome.lease_s, self._hello_at)
         self._prolong()
@@ -228,8 +254,17 @@ class Agent:
         log.info("joined", worker_id=welcome.worker_id, epoch=welcome.epoch, resumed=welcome.resumed)
         self._connection.send(self._reporter.report(elapsed_s()))
         self._attempts.joined()
+        if self._desk is not None:
+            self._desk.joined()
         if self._leaving.is_set():
             self._connection.send(session.Leaving())
+        return None
+
+    def _stop(self) -> None:
+        """Kill all runners: their attempts are no longer this worker's."""
+        self._attempts.stop()
+        if self._desk is not None:
+            self._desk.lost()
 
     def _log_bytes(self) -> int:
         """Return how much of an attempt's log the manager takes; 0 for an older manager, which takes none."""
@@ -248,12 +283,42 @@ class Agent:
             self._prolong()
         if goodbye.fenced:
             log.warning("the server took this worker's tasks back", reason=goodbye.reason)
-            self._attempts.stop()
+            self._stop()
             self._attempts.forget_outcomes()
             self._welcome = None
         if not goodbye.retry:
             self._rejection = goodbye.reason
         self._connection.close()
+
+    # --- Celery ---------------------------------------------------------------------------------------------
+
+    def _opened_desk(self) -> Desk:
+        assert self._settings.desk is not None  # noqa: S101
+        attached = tickets.Attached(self._settings.name, self._settings.max_concurrent)
+        callbacks = DeskCallbacks(
+            lambda key: self._attempts.has(key), self._cancel, self._connection.send, self.leave, self._tell
+        )
+        return Desk(self._settings.desk, attached, callbacks)
+
+    def _cancel(self, key: Key) -> None:
+        self._attempts.cancel(session.Cancel(*key))
+
+    def _tell(self, what: str) -> dict[str, object]:
+        """Answer a management task of Celery."""
+        known: dict[str, object] = {"worker": self._settings.name, "joined": self._is_joined}
+        if what == "drain":
+            self.leave()
+            return known | {"drains": True}
+        if what == "ping":
+            return known
+        report = self._reporter.report(elapsed_s())
+        ill = {each.index: each.problem for each in report.readings if each.problem}
+        if what == "health":
+            return known | {"healthy": self._is_joined and not ill, "problems": ill}
+        running = [f"{each.task}.{each.attempt}" for each in self._attempts.attempts()]
+        epoch = self._welcome.epoch if self._welcome else 0
+        devices = [msgspec.to_builtins(each) for each in report.readings]
+        return known | {"epoch": epoch, "running": running, "devices": devices}
 
     # --- timers --------------------------------------------------------------------------------------------
 
@@ -286,7 +351,7 @@ class Agent:
         """Kill all runners if the lease has expired: the manager may run their attempts elsewhere by now."""
         if not self._keeps and self._lease.is_over(elapsed_s()) and self._attempts.attempts():
             log.warning("lease over, all runners are killed", running=len(self._attempts.attempts()))
-            self._attempts.stop()
+            self._stop()
             self._connection.close()
 
     def _renew(self, time: float, every_s: float) -> None:

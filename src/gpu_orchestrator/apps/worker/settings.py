@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from socket import socket
 from typing import get_args
 from urllib.parse import urlsplit
 
@@ -28,7 +29,8 @@ class Settings:
     trusts those of the system. It takes up to `max_concurrent` tasks at once; tasks without a device share
     `processes` runners. With `share_runners` one runner serves tasks of several owners. Runners have the
     rights of `run_as`, else those of the worker. `sharing` is what holds tasks to the device memory that they
-    reserved: `mps` or, only by counting, `accounted`."""
+    reserved: `mps` or, only by counting, `accounted`. `desk` is the socket at which the processes of a Celery
+    worker present tickets; None without Celery."""
 
     servers: tuple[str, ...]
     token: str = field(repr=False)
@@ -45,6 +47,7 @@ class Settings:
     share_runners: bool = False
     run_as: User | None = None
     on_disconnect: str = "stop"
+    desk: socket | None = None
 
     def __post_init__(self) -> None:
         for server in self.servers or ("",):

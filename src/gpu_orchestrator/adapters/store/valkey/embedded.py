@@ -250,6 +250,11 @@ def _spawn(folder: Path, socket: Path, lock: int, most_bytes: int) -> subprocess
     )
 
 
+def socket_of(data: Path) -> Path:
+    """Return the socket of the store that a server with this data directory runs."""
+    return _socket(data / "store")
+
+
 def _socket(folder: Path) -> Path:
     """Return the socket's path: in the folder, or in a private folder if the path is too long for a
     socket."""

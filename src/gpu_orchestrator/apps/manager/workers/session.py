@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from gpu_orchestrator.adapters.store.errors import StoreError
-from gpu_orchestrator.adapters.store.records import Registration, Renewal, Renewed
+from gpu_orchestrator.adapters.store.records import Active, Registration, Renewal, Renewed
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import FinishResult, Row
 from gpu_orchestrator.adapters.store.workers import RegisterResult, Removed
@@ -23,6 +23,7 @@ from gpu_orchestrator.api.cutting import cut
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.fleet import alerts, rows
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
+from gpu_orchestrator.apps.manager.workers import tickets
 from gpu_orchestrator.apps.manager.workers.session_config import SessionConfig
 from gpu_orchestrator.apps.manager.workers.transports import Disconnected, Transport
 
@@ -44,6 +45,10 @@ class WorkerRemoved(Exception):
     """An operator removed the worker."""
 
 
+class WrongExecutor(Exception):
+    """The worker wants its tasks by Celery, and this server does not send any there."""
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     transport: Transport
@@ -52,6 +57,8 @@ class Session:
     config: SessionConfig
     name: str
     key: Key | None = None
+    celery: tickets.Celery | None = None
+    """Set if this server sends tickets to those workers that want them."""
     epoch: int = 0
     may_be_registered: bool = False
     """Whether the store was asked to register the worker: it may have done so even if the answer was lost."""
@@ -67,6 +74,7 @@ class Session:
     _claimed: frozenset[Attempt] = frozenset()
     _wish: str = ""
     _ack_timer: asyncio.TimerHandle | None = None
+    _tickets: tickets.Tickets | None = None
 
     @property
     def identity(self) -> Renewal:
@@ -77,12 +85,17 @@ class Session:
             self.assigned_at[message.task, message.attempt] = monotonic()
             if len(message.parameters) > pieces.LARGEST - pieces.USUAL:
                 return self._fail_too_large(message)
+            if self._tickets is not None:
+                return self._tickets.issue(message, monotonic())
+        self._put(message)
+        return None
+
+    def _put(self, message: session.Message) -> None:
         self._link.put(message)
         if not isinstance(message, session.Ack):
             self._wake.set()
         elif self._ack_timer is None:
             self._ack_timer = asyncio.get_running_loop().call_later(ACK_DELAY_S, self._ack_due)
-        return None
 
     def _ack_due(self) -> None:
         self._ack_timer = None
@@ -108,12 +121,17 @@ class Session:
         self._link.pieces = hello.pieces
         if registered.kind in ("new", "resumed"):
             resumed = registered.kind == "resumed"
+            if self.celery is not None and hello.executor == session.CELERY:
+                self._tickets = tickets.Tickets(self.name, self.epoch, self.celery)
             if resumed:
                 self.assigned_at = {
                     (each.task, each.attempt): monotonic() for each in (*hello.running, *hello.unacked)
                 }
                 self._claimed = frozenset((each.task, each.attempt) for each in hello.running)
-            self.send(self.config.welcome(self.name, self.epoch, resumed=resumed))
+                if self._tickets is not None:
+                    self._tickets.redeemed.update(self.assigned_at)
+            executor = hello.executor if self._tickets is not None else ""
+            self.send(self.config.welcome(self.name, self.epoch, resumed=resumed, executor=executor))
         return registered
 
     def _registration(self, instance: str, spec: str, epoch: int, uuids: tuple[str, ...]) -> Registration:
@@ -183,6 +201,8 @@ class Session:
             messages = session.read_by_server(await self.transport.receive())
         if not messages or not isinstance(messages[0], session.Hello) or messages[0].name != self.name:
             raise msgspec.ValidationError(f"the first message must be Hello from {self.name}")
+        if messages[0].executor == session.CELERY and self.celery is None:
+            raise WrongExecutor(self.name)
         if why := rows.misfit(messages[0]):
             raise msgspec.ValidationError(f"worker {self.name} has impossible resources: {why}")
         return messages[0]
@@ -203,6 +223,8 @@ class Session:
                 self.outcomes.logged(self.identity, message)
             case session.Values():
                 self.outcomes.sent(self.identity, message, self.send)
+            case session.Redeem():
+                group.create_task(self._redeem(message))
             case session.Leaving():
                 self.is_leaving = True  # it may disconnect before the next line is done
                 group.create_task(self._leaving())
@@ -221,6 +243,8 @@ class Session:
     def _recorded(self, message: session.Outcome, result: FinishResult | None) -> None:
         # Not earlier: a renewal would send the task again.
         self.assigned_at.pop((message.task, message.attempt), None)
+        if self._tickets is not None:
+            self._tickets.ended((message.task, message.attempt))
         if result is not None:
             self.send(session.Ack(message.task, message.attempt, bool(result.counted)))
 
@@ -242,6 +266,25 @@ class Session:
             for assign in await self.outcomes.assigns(self.identity, missing[first : first + READ_AT_ONCE]):
                 if (assign.task, assign.attempt) not in self.assigned_at:
                     self.send(assign)
+        for task, attempt in self._tickets.again(monotonic()) if self._tickets is not None else ():
+            self._ended(session.Refused(task, attempt, tickets.UNREAD))
+
+    async def _redeem(self, asked: session.Redeem) -> None:
+        """Send the assignment of a ticket, as the store has it, or say that the ticket is void."""
+        if self._tickets is None:
+            return
+        why = self._tickets.redeem(asked, self.assigned_at)
+        try:
+            active = [] if why else [Active(asked.task, asked.attempt, 0)]
+            found = await self.outcomes.assigns(self.identity, active)
+        except StoreError:
+            self._tickets.redeemed.discard((asked.task, asked.attempt))
+            found, why = [], tickets.STORE
+        for assign in found:
+            self._put(assign)
+        if not found:
+            self._tickets.celery.void(why or tickets.OLD)
+            self.send(session.Void(asked.number, why or tickets.OLD))
 
     async def _repeat(self, wish: str) -> None:
         """Tell the worker what an operator wishes of it. The message sent at the time may have been lost."""

@@ -34,7 +34,7 @@ class SessionConfig:
             alerts=Thresholds(settings.gpu_temperature_alert, settings.gpu_memory_alert),
         )
 
-    def welcome(self, worker: str, epoch: int, *, resumed: bool) -> session.Welcome:
+    def welcome(self, worker: str, epoch: int, *, resumed: bool, executor: str = "") -> session.Welcome:
         renew_every_s = self.lease_s / RENEWALS_PER_LEASE
         return session.Welcome(
             worker,
@@ -46,4 +46,5 @@ class SessionConfig:
             self.log_kb,
             pieces=True,
             takes_values=self.takes_values,
+            executor=executor,
         )

@@ -16,8 +16,9 @@ from gpu_orchestrator.api import pieces, session
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
-from gpu_orchestrator.apps.manager.workers.session import Fenced, Session, WorkerRemoved
+from gpu_orchestrator.apps.manager.workers.session import Fenced, Session, WorkerRemoved, WrongExecutor
 from gpu_orchestrator.apps.manager.workers.session_config import SessionConfig
+from gpu_orchestrator.apps.manager.workers.tickets import Celery
 from gpu_orchestrator.apps.manager.workers.transports import Disconnected, Transport
 
 log = structlog.get_logger()
@@ -30,6 +31,11 @@ FENCED = "this worker's lease expired, or another worker has its name"
 CREATE = "gpu-orchestrator key create {name} --scope worker --worker {name}"
 SERVER_ENDS = "the server ends"
 REMOVED = session.Goodbye("removed", fenced=True, retry=False)
+NOT_BY_CELERY = session.Goodbye(
+    "this server sends no tasks by Celery; start it with EXECUTOR=celery, or join with "
+    "`gpu-orchestrator worker` instead of `celery worker`",
+    retry=False,
+)
 REFUSALS = {
     "taken": "a worker of this name is connected; start this one with another --name",
     "full": "MAX_WORKERS workers are registered; raise it or remove one",
@@ -59,11 +65,18 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Sessions:
-    """All open sessions; `on_registered` is called when a worker has registered or was refused."""
+    """All open sessions; `on_registered` is called when a worker has registered or was refused. `celery`
+    sends tickets to the workers that want them."""
 
     def __init__(
-        self, store: Store, outcomes: Outcomes, config: SessionConfig, on_registered: Callable[[], None]
+        self,
+        store: Store,
+        outcomes: Outcomes,
+        config: SessionConfig,
+        on_registered: Callable[[], None],
+        celery: Celery | None = None,
     ) -> None:
+        self._celery = celery
         self._store, self._outcomes, self._config = store, outcomes, config
         self._on_registered = on_registered
         self._open: dict[str, Session] = {}
@@ -75,7 +88,7 @@ class Sessions:
 
     async def serve(self, transport: Transport, name: str, key: Key | None = None) -> None:
         """Serve one worker's connection from Hello to its end."""
-        connected = Session(transport, self._store, self._outcomes, self._config, name, key)
+        connected = Session(transport, self._store, self._outcomes, self._config, name, key, self._celery)
         if self._is_ending:
             return await self._close(connected, session.Goodbye(SERVER_ENDS))
         try:
@@ -92,6 +105,8 @@ class Sessions:
             await self._close(connected, session.Goodbye(FENCED, fenced=True))
         except* WorkerRemoved:
             await self._close(connected, REMOVED)
+        except* WrongExecutor:
+            await self._close(connected, NOT_BY_CELERY)
         except* Exception:
             log.exception("a worker's session failed", worker_id=name)
             await self._close(connected, session.Goodbye("something went wrong here; the log has it"))

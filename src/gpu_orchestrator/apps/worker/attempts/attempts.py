@@ -116,6 +116,13 @@ class Attempts:
         for ended in self._unacked.values():
             self._send(ended)
 
+    def has(self, key: Key) -> bool:
+        return key in self._attempts or key in self._unacked
+
+    def outcome(self, key: Key) -> session.Outcome | None:
+        """Return the outcome of an attempt that the manager has not acknowledged yet."""
+        return self._unacked.get(key)
+
     def unacked(self) -> tuple[session.Outcome, ...]:
         return tuple(self._unacked.values())
 

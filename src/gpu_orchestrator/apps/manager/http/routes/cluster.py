@@ -95,7 +95,9 @@ async def _health(request: Request) -> schema.Health:
     weak = manager.weakness()
     store = missing or (f"weak: {weak}" if weak else "ok")
     disk, results, retention = manager.disk_shortage(), manager.results.trouble, manager.retention.forgetting
-    status = "unhealthy" if missing else "degraded" if weak or disk or results or retention else "healthy"
+    broker = manager.publisher.trouble if manager.publisher else ""
+    troubles = (weak, disk, results, retention, broker)
+    status = "unhealthy" if missing else "degraded" if any(troubles) else "healthy"
     parts = {"store": store, "leader": "ok" if manager.leader.leader else "none"}
     if manager.embedded or disk:
         parts["disk"] = disk or "ok"
@@ -103,6 +105,8 @@ async def _health(request: Request) -> schema.Health:
         parts["results"] = results
     if retention:
         parts["retention"] = f"ended tasks are forgotten early: {retention}"
+    if manager.publisher:
+        parts["broker"] = broker or "ok"
     if manager.siblings:
         parts["process"] = str(manager.siblings)
     return _body(status, parts | (_for_keys(manager) if _has_key(request, manager) else {}))
