@@ -17,6 +17,7 @@ def test_requirements_match_pyproject() -> None:
     assert listed("runtime") == project["dependencies"]
     assert listed("manager") == project["optional-dependencies"]["manager"]
     assert listed("webhook") == project["optional-dependencies"]["webhook"]
+    assert listed("celery") == project["optional-dependencies"]["celery"]
     assert listed("agent") == project["optional-dependencies"]["agent"]
 
 

@@ -114,7 +114,8 @@ def test_every_secret_can_come_from_a_file(tmp_path: Path) -> None:
     names = settings.SECRETS
     store = ("redis_url", "redis_password", "redis_sentinel_password")
     s3 = ("results_s3_access_key", "results_s3_secret_key")
-    assert names == ("api_key", "worker_token", *store, *s3, "callback_secret")
+    celery = ("celery_broker_url", "celery_result_backend")
+    assert names == ("api_key", "worker_token", *store, *s3, *celery, "callback_secret")
     token = tmp_path / "token"
     token.write_text(f"{KEY}-of-workers\n")
     given = {f"{name.upper()}_FILE": str(secret) for name in names}
@@ -207,9 +208,9 @@ def test_slips_are_refused(tmp_path: Path) -> None:
 
 def test_settings_without_effect_are_named_once(tmp_path: Path) -> None:
     file = tmp_path / ".env"
-    file.write_text("MODEL_CACHE_SIZE=5\nAPI_PORT=1\nCELERY_BROKER_URL=redis://x\n")
+    file.write_text("MODEL_CACHE_SIZE=5\nAPI_PORT=1\nCELERY_TASK_TIMEOUT=1\n")
     said = setting_names.without_effect(file)
-    assert said == f"MODEL_CACHE_SIZE, CELERY_BROKER_URL in {file} have no effect in this version"
+    assert said == f"MODEL_CACHE_SIZE, CELERY_TASK_TIMEOUT in {file} have no effect in this version"
     assert setting_names.without_effect(tmp_path / "none") == ""
 
 

@@ -15,7 +15,7 @@ import aiohttp
 from controlplane.cluster import free_port
 from tests.support import warm
 from tests.support.patience import PATIENCE_S, pause_s
-from tests.support.workers import Worker, compiled, gone_within
+from tests.support.workers import CeleryWorker, Worker, compiled, gone_within
 
 COMMAND = warm.PROGRAM
 
@@ -85,10 +85,23 @@ class Fleet:
         """Start a worker and wait until the server shows it as online."""
         token = _read(Path(self.env.get("WORKER_TOKEN_FILE", self.folder / "data" / "worker-token")))
         gpus = ("--simulation", str(self.folder / f"gpus-{name}"))
-        worker = Worker(self.url, self.folder / f"{name}.log", *gpus, *options, token=token, name=name)
+        log = self.folder / f"{name}.log"
+        if self.env.get("EXECUTOR") == "celery":
+            broker = self.broker
+            worker: Worker = CeleryWorker(
+                self.url, log, *gpus, *options, token=token, name=name, broker=broker
+            )
+        else:
+            worker = Worker(self.url, log, *gpus, *options, token=token, name=name)
         self.workers.append(worker)
         await self.back(name)
         return worker
+
+    @property
+    def broker(self) -> dict[str, str]:
+        """The settings with which Celery's commands find the broker: that of the server, or its store."""
+        given = {name: value for name, value in self.env.items() if name.startswith(("CELERY_", "REDIS_"))}
+        return given | {"DATA_DIR": str(self.folder / "data")}
 
     async def back(self, name: str) -> None:
         """Wait until a worker is online."""

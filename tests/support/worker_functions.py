@@ -358,3 +358,10 @@ def yields_and_fails(size: int = 0) -> Generator[Any, None, None]:
     yield 0
     yield "x" * size
     raise RuntimeError("enough")
+
+
+def appends_until(path: str, gate: str) -> None:
+    """Leave a line, and wait until the test has made the gate."""
+    with Path(path).open("a") as file:
+        file.write("run\n")
+    waits_for(gate)

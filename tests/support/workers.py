@@ -1,6 +1,7 @@
 """Real worker processes for tests, and checks that they leave no process behind."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from tests.support.patience import PATIENCE_S, pause_s
 from tests.support.scripted_server import TOKEN
 
 MARK = "GPU_ORCHESTRATOR_TEST_MARK"
+CELERY = (sys.executable, "-m", "celery", "-A", "gpu_orchestrator.workers")
 
 
 class Worker:
@@ -35,16 +37,24 @@ class Worker:
         self.name, self.mark = name, uuid4().hex
         self.log = log
         environment = compiled() | {MARK: self.mark, "GPU_ORCHESTRATOR_TOKEN": token}
-        command = [*before, warm.PROGRAM, "worker"]
+        given = ["--server", server, *options]
         with log.open("ab") as output:
             self.process = warm.Popen(
-                [*command, "--server", server, "--name", name, *options],
+                [*before, *self._command(given, environment)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
+
+    def _command(self, given: list[str], environment: dict[str, str]) -> list[str]:
+        return [warm.PROGRAM, "worker", "--name", self.name, *given]
+
+    @property
+    def agent(self) -> int:
+        """The process that has the session with the server."""
+        return self.process.pid
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -61,6 +71,25 @@ class Worker:
         with suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
+
+
+class CeleryWorker(Worker):
+    """The same worker as a Celery worker, with the agent as its child. `broker` are the settings that say
+    where Celery's broker is. Celery waits a second for neighbours at its start, unless told not to."""
+
+    def __init__(self, *given: str | Path, broker: dict[str, str], **more: str) -> None:
+        self._broker = broker
+        super().__init__(*given, **more)  # type: ignore[arg-type]
+
+    def _command(self, given: list[str], environment: dict[str, str]) -> list[str]:
+        environment |= self._broker | {"GPU_ORCHESTRATOR_WORKER_OPTIONS": shlex.join(given)}
+        quick = ("--without-mingle", "--without-gossip", "--loglevel", "INFO")
+        return [*CELERY, "worker", "--hostname", f"{self.name}@test", *quick]
+
+    @property
+    def agent(self) -> int:
+        (found,) = (pid for pid in self.below() if b"\0--desk\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        return found
 
 
 def open_to_all() -> list[str]:

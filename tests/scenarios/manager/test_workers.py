@@ -26,16 +26,16 @@ the agent continues."""
 
 
 @pytest.fixture
-async def manager(tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with fleet(tmp_path) as running:
+async def manager(tmp_path: Path, executor: str) -> AsyncIterator[Fleet]:
+    async with fleet(tmp_path, EXECUTOR=executor) as running:
         yield running
 
 
 @pytest.fixture
-async def patient(tmp_path: Path, scale: Scale) -> AsyncIterator[Fleet]:
+async def patient(tmp_path: Path, scale: Scale, executor: str) -> AsyncIterator[Fleet]:
     """Run a manager with leases so long that nothing here can be due to the end of one."""
     settings: dict[str, str] = scale(test={"WORKER_LEASE": str(LEASE_S)}, accept={})
-    async with fleet(tmp_path, **settings) as running:
+    async with fleet(tmp_path, EXECUTOR=executor, **settings) as running:
         yield running
 
 
@@ -60,8 +60,9 @@ async def test_task_of_a_killed_runner_restarts_within_a_second(
     assert (await manager.wait(task))["status"] == "completed"
 
 
+@pytest.mark.celery
 async def test_task_of_a_killed_worker_restarts_within_five_seconds(
-    manager: Fleet, tmp_path: Path, scale: Scale, figure: Figure
+    manager: Fleet, tmp_path: Path, scale: Scale, figure: Figure, executor: str
 ) -> None:
     gate = tmp_path / "gate"
     await manager.worker("a", *GATED)
@@ -71,13 +72,14 @@ async def test_task_of_a_killed_worker_restarts_within_five_seconds(
     worker.signal(signal.SIGKILL)
     killed = time.monotonic()
     again = await manager.until(task, attempt=2, status="running")
-    figure(f"worker killed, run again after {time.monotonic() - killed:.2f} s")
+    figure(f"worker killed ({executor}), run again after {time.monotonic() - killed:.2f} s")
     assert time.monotonic() - killed < scale(test=nemesis.BUSY, accept=1) * 5.0
     assert again["assigned_worker"] != worker.name
     gate.touch()
     assert (await manager.wait(task))["status"] == "completed"
 
 
+@pytest.mark.celery
 async def test_task_of_a_silent_host_restarts_within_15_s_and_its_late_result_is_dropped(
     manager: Fleet, scale: Scale, figure: Figure
 ) -> None:
@@ -91,7 +93,7 @@ async def test_task_of_a_silent_host_restarts_within_15_s_and_its_late_result_is
     tasks = [await manager.submit("python", parameters) for _ in range(2)]
     for task in tasks:
         await manager.running(task)
-    stopped = [first.process.pid, *first.below(), second.process.pid]
+    stopped = [first.process.pid, *first.below(), second.agent]
     nemesis.send(stopped, signal.SIGSTOP)
     silent = time.monotonic()
     try:

@@ -75,6 +75,7 @@ session → outcomes → completion → response. Read the modules in this order
 
   workers/sessions          the connected workers, and the way to those of other processes
   workers/session           one worker's connection: messages in order, leases
+  workers/tickets           what a worker of Celery gets in place of assignments, and redeems
   workers/session_config    lease, renewal and report intervals
   workers/transports        WebSocket or long polling
   workers/listener          receives what other processes publish

@@ -5,6 +5,7 @@ Assign from the manager → attempts → runner_pool → runner_handle ⇒ keepe
 back the same way until the manager acknowledges it. Read the modules in this order:
 
   agent                     the process that an operator starts: session, lease, drain; never imports CUDA
+  desk                      where a Celery worker's processes present tickets and wait for their attempts
   session/connection        the WebSocket to the manager
   session/servers           the servers it knows: which one to try next, and when
   session/lease             until when this worker may run its attempts
@@ -44,6 +45,6 @@ back the same way until the manager acknowledges it. Read the modules in this or
   settings                  the settings of one worker, checked at its start
   main                      the process: signals and the agent
 
-Imports go down: main › agent › session | attempts › runners › attempt › handlers › settings | task ›
+Imports go down: main › agent › desk › session | attempts › runners › attempt › handlers › settings | task ›
 frames | environment | transcript.
 """

@@ -3,7 +3,7 @@ and hear how their attempts end.
 
 Ticket --> redeemed at the manager --> its attempt runs, the process waits --> Ended
   |            '--> Void                '--process gone--> it runs on; the redelivered ticket waits instead
-  '--the attempt is here, and nobody waits for it--> waits for it
+  '--the attempt is here, and no process waits for it--> waits for it
 """
 
 import asyncio

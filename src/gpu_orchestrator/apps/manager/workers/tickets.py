@@ -21,7 +21,7 @@ UNREAD = f"its ticket was not taken from the worker's Celery queue within {UNREA
 
 @dataclass(frozen=True, slots=True)
 class Celery:
-    """What sends a ticket (to a worker, and for whoever looks the task's type), and what counts those that
+    """What sends a ticket (to a worker, with the task's type for people), and what counts those that
     were void."""
 
     publish: Callable[[str, Ticket, str], None]
