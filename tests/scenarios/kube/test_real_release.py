@@ -29,6 +29,7 @@ from tests.support.scheduler_stage import until
 from tests.support.tracebacks import tracebacks
 
 Json = dict[str, Any]
+HERE = "tests/scenarios/kube/test_real_release.py"
 IMAGE = f"gpu-orchestrator:{gpu_orchestrator.__version__}"
 PARTS = ("kube-controller-manager", "kube-scheduler")
 PLACEHOLDER = "docker.io/library/busybox:1.37"
@@ -86,9 +87,7 @@ def test_quick_start_on_a_real_node(
     cluster: Cluster, node: RealNode, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     helm = Helm.of(cluster, tmp_path)
-    install, claim, workloads, delete = documents.run_by(
-        "tests/scenarios/kube/test_real_release.py", "docs/quickstart.md"
-    )
+    install, claim, workloads, delete = documents.run_by(HERE, "docs/quickstart.md")
     typed = Typing(helm, cluster)
 
     typed.block(install)
@@ -105,6 +104,7 @@ def test_quick_start_on_a_real_node(
     printed = typed.block(workloads)
     assert "model llama2 got 2 GPU(s) on my-model-job-" in printed
     check_metrics(cluster, tmp_path)
+    check_troubleshooting(typed)
 
     typed.block(delete)
     until(lambda: held(cluster) == [], "all devices are free again")
@@ -112,6 +112,19 @@ def test_quick_start_on_a_real_node(
 
     helm.run("uninstall", "gpu-scheduler", "--namespace", SYSTEM, "--wait")
     until(lambda: cluster.api.request("GET", PODS)["items"] == [], "no pod is left")
+
+
+def check_troubleshooting(typed: "Typing") -> None:
+    """What docs/troubleshooting.md looks at shows that nothing is wrong here."""
+    parts, pods, webhook, scheduler = documents.run_by(HERE, "docs/troubleshooting.md")
+    printed = typed.block(parts)
+    assert "gpu-orchestrator-controller-manager" in printed
+    assert printed.rstrip().endswith("yes"), "the operator may read workloads"
+    typed.block(pods)
+    printed = typed.block(webhook)
+    assert "caBundle: LS0" in printed
+    assert "schedulerName: gpu-scheduler" in printed, "the dry run is filled in"
+    assert "GpuClaimPlugin" in typed.block(scheduler)
 
 
 class Typing:
