@@ -214,7 +214,7 @@ lock: $(VENV)/ready ## Resolve requirements/*.in into hash-locked *.txt [ARGS=--
 	@for name in runtime dev bench docs release go bootstrap; do \
 	  $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-annotate --custom-compile-command "make lock" $(ARGS) requirements/$$name.in -o requirements/$$name.txt; done
-	@for name in manager kubernetes image; do \
+	@for name in manager celery kubernetes image; do \
 	  $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-annotate --custom-compile-command "make lock" -c requirements/dev.txt $(ARGS) \
 	    requirements/runtime.in requirements/$$name.in -o requirements/$$name.txt; done

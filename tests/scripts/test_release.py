@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
@@ -161,6 +162,12 @@ def test_sbom_has_every_pin_of_what_runs_once_with_its_checksums() -> None:
     assert components[next(name for name in pins if name.startswith("fastapi=="))]["scope"] == "optional"
     assert listed["metadata"]["timestamp"] == "2025-10-09T08:53:20Z"
     assert sbom.document(ROOT, 1_760_000_000) == listed
+
+
+def test_sbom_covers_every_extra_but_that_of_tests() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = {extra for extras in sbom.LOCKS.values() for extra in extras.split(", ") if extra}
+    assert listed == project["optional-dependencies"].keys() - {"controlplane"}
 
 
 def test_line_without_a_checksum_is_no_pin() -> None:
