@@ -11,7 +11,17 @@ from pathlib import Path
 
 from gpu_orchestrator.adapters.settings import TYPES, BadSettings, Settings, env_file_values
 
+OF_MODELS = (
+    "MAX_MODEL_CACHE_SIZE_GB",
+    "MODEL_CACHE_DIR",
+    "MODEL_CACHE_SIZE",
+    "MODEL_LOAD_TIMEOUT",
+    "MODEL_MIN_LOADED",
+    "MODEL_TTL",
+)
+"""What a worker reads about models; `up` passes those of its `.env` on."""
 OF_OTHER_PROCESSES = (
+    *OF_MODELS,
     "GPU_ORCHESTRATOR_CA",
     "GPU_ORCHESTRATOR_ON_DISCONNECT",
     "GPU_ORCHESTRATOR_SERVER",
@@ -28,8 +38,7 @@ name in the file that begins as several of ours do is probably meant for us."""
 FAMILIES = ("CALLBACK_", "GPU_MEMORY_", "GPU_ORCHESTRATOR_", "QUOTA_", "RATE_LIMIT_", "TASK_", "WORKER_")
 WITHOUT_EFFECT = frozenset(
     {
-        *("AUTO_SCALE_ENABLED", "MODEL_CACHE_DIR", "MODEL_CACHE_SIZE", "MODEL_LOAD_TIMEOUT"),
-        *("MAX_MODEL_CACHE_SIZE_GB", "DEBUG", "RELOAD"),
+        *("AUTO_SCALE_ENABLED", "DEBUG", "RELOAD"),
     }
 )
 """Settings of the design that this version does not read yet, beside others that begin with CELERY_."""

@@ -78,6 +78,34 @@ class Reading(Value, frozen=True):
     xid: int = 0
 
 
+class Copy(Value, frozen=True):
+    """A model that one of our runners has loaded, or loads now, on these devices; without devices, in the
+    memory of the machine. `number` is that of the load, never reused by this worker process. `used_mib` is
+    what it holds on each device, as far as the driver says so. Times are seconds before the report was made.
+    `uses` counts tasks, older ones less. `task` uses it now."""
+
+    model: Word
+    devices: Annotated[tuple[Index, ...], Meta(max_length=1024)] = ()
+    number: Count = 0
+    is_loaded: bool = False
+    used_mib: Mib = 0
+    load_s: Number = 0.0
+    loaded_ago_s: Number = 0.0
+    used_ago_s: Number = 0.0
+    uses: Number = 0.0
+    task: Word = ""
+    pinned: bool = False
+
+
+class CacheCounts(Value, frozen=True):
+    """What a worker's cache of models counted since the worker started."""
+
+    hits: Count = 0
+    misses: Count = 0
+    evictions: Count = 0
+    failures: Count = 0
+
+
 class SystemInfo(Value, frozen=True):
     cpu: Word = ""
     ram_total_mib: Mib = 0
@@ -109,7 +137,8 @@ class Hello(Message, frozen=True):
     it cannot renew its lease. `pieces`: it takes large messages in pieces, see `api/pieces.py`. `sharing`
     says what holds a task to the device memory that it reserved: `mps` (the driver), or `accounted`
     (nothing); empty in workers of older versions. `executor` is `celery` if the worker wants to be sent
-    tickets by Celery, which it redeems (`Redeem`), in place of assignments."""
+    tickets by Celery, which it redeems (`Redeem`), in place of assignments. `model_types` are those of its
+    task types that load a model which stays; it keeps up to `most_models` of them."""
 
     name: WorkerName
     instance: Word
@@ -127,6 +156,8 @@ class Hello(Message, frozen=True):
     on_disconnect: OnDisconnect = "stop"
     pieces: bool = False
     executor: Word = ""
+    model_types: Annotated[tuple[Word, ...], Meta(max_length=1000)] = ()
+    most_models: Count = 0
 
 
 class Renew(Message, frozen=True):
@@ -137,11 +168,13 @@ class Renew(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """All devices as they are: after `Welcome`, whenever memory or health changed noticeably, and every
-    `heartbeat_s`."""
+    """All devices as they are, and the models on them: after `Welcome`, whenever memory or health changed
+    noticeably or a model was loaded or evicted, and every `heartbeat_s`."""
 
     readings: Annotated[tuple[Reading, ...], Meta(max_length=1024)]
     ram_used_mib: Mib = 0
+    copies: Annotated[tuple[Copy, ...], Meta(max_length=1000)] = ()
+    cache: CacheCounts = CacheCounts()
 
 
 class Started(Message, frozen=True):
@@ -275,9 +308,19 @@ class Given(Value, frozen=True):
         return f"{self.index} {self.uuid} {self.model}".strip()
 
 
+class Model(Value, frozen=True):
+    """A model as the manager's registry has it. `path` is where its weights are, on the worker; `options` are
+    the operator's, for the handler that loads it."""
+
+    name: str
+    path: str = ""
+    options: msgspec.Raw = msgspec.Raw(b"{}")
+
+
 class Assign(Message, frozen=True):
     """`memory_mib` is reserved on each device (0 with `exclusive`: all of it). Without `devices`, the task
-    uses no GPU. `owner` owns the task; empty in assignments of older versions."""
+    uses no GPU. `owner` owns the task; empty in assignments of older versions. `model` is loaded first, if
+    the task's type is one that loads models; with `only_load`, nothing more is done."""
 
     task: str
     attempt: int
@@ -291,6 +334,8 @@ class Assign(Message, frozen=True):
     timeout_s: float = 0.0
     correlation_id: str = ""
     owner: str = ""
+    model: Model | None = None
+    only_load: bool = False
 
 
 class Cancel(Message, frozen=True):
@@ -333,6 +378,21 @@ class Drain(Message, frozen=True):
     leave: bool = False
 
 
+class Pins(Message, frozen=True):
+    """The models whose copies here are never evicted: all of them, in place of those said before. Sent only
+    to workers with `model_types`."""
+
+    models: tuple[str, ...] = ()
+
+
+class Unload(Message, frozen=True):
+    """End the runners that hold this model; with `force` also those that a task uses: the task is retried.
+    Sent only to workers with `model_types`."""
+
+    model: str
+    force: bool = False
+
+
 class Goodbye(Message, frozen=True):
     """The server closes the connection. `fenced`: stop all runners and send a new `Hello` without
     resuming. `refused`: the worker cannot join as it is, because its name is taken or there are too many;
@@ -349,7 +409,7 @@ class Goodbye(Message, frozen=True):
 
 Outcome = Done | Failed | RunnerDied | Refused | Cancelled
 ToServer = Hello | Renew | Report | Started | Progress | Log | Values | Outcome | Leaving | Redeem
-ToWorker = Welcome | Renewed | Assign | Cancel | Ack | Taken | Void | Drain | Goodbye
+ToWorker = Welcome | Renewed | Assign | Cancel | Ack | Taken | Void | Drain | Pins | Unload | Goodbye
 
 Said = TypeVar("Said", bound=Message)
 

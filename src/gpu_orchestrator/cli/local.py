@@ -31,6 +31,7 @@ class Asked:
     max_concurrent: int | None = None
     quiet: bool = False
     apps: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
 
 
 async def up(given: Mapping[str, Any], asked: Asked) -> int:
@@ -39,7 +40,13 @@ async def up(given: Mapping[str, Any], asked: Asked) -> int:
         gpus = check(chosen, asked)
         async with hosting.hosting(chosen, log_to_file=not asked.quiet) as host:
             slots = max(gpus, LEAST_CONCURRENT) if asked.max_concurrent is None else asked.max_concurrent
-            worker = OwnWorker(host, simulate=asked.simulate, max_concurrent=slots, apps=asked.apps)
+            worker = OwnWorker(
+                host,
+                simulate=asked.simulate,
+                max_concurrent=slots,
+                apps=asked.apps,
+                models=asked.models,
+            )
             async with _kept(worker):
                 greeting.show(console, host, gpus=gpus)
                 ending.is_up()

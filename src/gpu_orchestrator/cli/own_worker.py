@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import IO
 
 from gpu_orchestrator.adapters.parent_death import end_with_parent
+from gpu_orchestrator.adapters.setting_names import OF_MODELS
+from gpu_orchestrator.adapters.settings import env_file_values
 from gpu_orchestrator.apps.worker import environment
 from gpu_orchestrator.apps.worker.settings import name_of
 from gpu_orchestrator.cli.host import Host
@@ -33,8 +35,16 @@ LAST_BYTES = 16_384
 
 
 class OwnWorker:
-    def __init__(self, host: Host, *, simulate: str, max_concurrent: int, apps: Sequence[str] = ()) -> None:
-        self._apps = apps
+    def __init__(
+        self,
+        host: Host,
+        *,
+        simulate: str,
+        max_concurrent: int,
+        apps: Sequence[str] = (),
+        models: Sequence[str] = (),
+    ) -> None:
+        self._apps, self._models = apps, models
         self._host, self._simulate, self._max_concurrent = host, simulate, max_concurrent
         self.name = name_of(socket.gethostname())
         self._log = Path(host.settings.data_dir) / LOG
@@ -99,6 +109,7 @@ class OwnWorker:
                 *("--simulation", str(folder / "gpus")),
                 *(("--simulate", self._simulate) if self._simulate else ()),
                 *(word for app in self._apps for word in ("--app", app)),
+                *(word for model in self._models for word in ("--model", model)),
                 *(("--v", "1") if host.settings.log_level == "DEBUG" else ()),
                 env=self._environment(),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -110,11 +121,13 @@ class OwnWorker:
 
     def _environment(self) -> dict[str, str]:
         """Pass the token by the environment: every user could read it on a command line. Of the manager's
-        secrets the worker gets no other."""
+        secrets the worker gets no other. It does not read `.env`, so what that says of models goes along."""
         cert = self._host.settings.ssl_cert_path
         ca = {"GPU_ORCHESTRATOR_CA": cert} if cert else {}
         token = {"GPU_ORCHESTRATOR_TOKEN": self._host.secrets.worker_token}
-        return {**environment.without_secrets(), **ca, **token}
+        in_file = env_file_values(Path(".env"))
+        models = {name: in_file[name] for name in OF_MODELS if name in in_file}
+        return {**models, **environment.without_secrets(), **ca, **token}
 
     def _opened_log(self) -> IO[bytes]:
         try:

@@ -16,6 +16,7 @@ def up(
     host: str | None = None,
     data: Path | None = None,
     app: tuple[str, ...] = (),
+    model: Annotated[tuple[str, ...], Parameter(metavar="NAME=MODULE:CLASS")] = (),
     max_concurrent: Annotated[
         int | None, Parameter(env_var="MAX_CONCURRENT_TASKS", converter=whole, show_default=False)
     ] = None,
@@ -36,6 +37,8 @@ def up(
     app
         A module whose `@task` functions the worker runs. The module is installed, or in the current folder.
         May be repeated.
+    model
+        `name=module:Class`, a class that loads models: tasks of type `name` run on them. May be repeated.
     max_concurrent
         How many tasks the worker may run at once; by default as many as there are GPUs, at least 8.
     quiet
@@ -46,5 +49,5 @@ def up(
     from gpu_orchestrator.cli import local
 
     given = {"api_host": host, "api_port": port, "data_dir": str(data) if data else None}
-    asked = local.Asked(simulate, max_concurrent, quiet, app)
+    asked = local.Asked(simulate, max_concurrent, quiet, app, model)
     sys.exit(uvloop.run(local.up(given, asked)))

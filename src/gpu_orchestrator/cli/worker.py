@@ -38,6 +38,7 @@ def run(
     pool: str = "",
     function: tuple[str, ...] = (),
     app: tuple[str, ...] = (),
+    model: Annotated[tuple[str, ...], Parameter(metavar="NAME=MODULE:CLASS")] = (),
     upstream: tuple[str, ...] = (),
     upstream_header: Annotated[tuple[str, ...], Parameter(metavar="NAME=FILE")] = (),
     allow_command: bool = False,
@@ -49,6 +50,12 @@ def run(
     share_runners: Annotated[bool, Parameter(env_var="GPU_ORCHESTRATOR_SHARE_RUNNERS")] = False,
     run_as: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_RUN_AS", metavar="USER")] = "",
     on_disconnect: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_ON_DISCONNECT")] = "stop",
+    model_cache_size: Annotated[int, Parameter(env_var="MODEL_CACHE_SIZE", converter=whole)] = 5,
+    max_model_cache_size_gb: Annotated[float, Parameter(env_var="MAX_MODEL_CACHE_SIZE_GB")] = 50.0,
+    model_load_timeout: Annotated[float, Parameter(env_var="MODEL_LOAD_TIMEOUT")] = 300.0,
+    model_ttl: Annotated[float, Parameter(env_var="MODEL_TTL")] = 1800.0,
+    model_min_loaded: Annotated[float, Parameter(env_var="MODEL_MIN_LOADED")] = 0.0,
+    model_cache_dir: Annotated[str, Parameter(env_var="MODEL_CACHE_DIR", metavar="FOLDER")] = "",
     desk: Annotated[int | None, Parameter(show=False)] = None,
     v: int = 0,
 ) -> None:
@@ -82,6 +89,21 @@ def run(
     app
         A module whose `@task` functions this worker runs, each a task type `module.function`. The module is
         installed, or in the current folder. May be repeated.
+    model
+        `name=module:Class`, a class that loads models: tasks of type `name` run on them, and they stay loaded
+        between tasks. The module is installed, or in the current folder. May be repeated.
+    model_cache_size
+        How many models may stay loaded.
+    max_model_cache_size_gb
+        How much memory loaded models may hold together.
+    model_load_timeout
+        Seconds that loading a model may take.
+    model_ttl
+        Seconds without a task after which a model is unloaded; 0 for never.
+    model_min_loaded
+        Seconds that a model stays before it is evicted for another, if others can go instead.
+    model_cache_dir
+        The folder with the weights of models whose path is not absolute.
     upstream
         `name=URL`, a server that tasks of type `http` may call. May be repeated.
     upstream_header
@@ -126,7 +148,7 @@ def run(
     from gpu_orchestrator.apps.worker.handlers import importable
     from gpu_orchestrator.apps.worker.runners.mps import find_program
     from gpu_orchestrator.apps.worker.session.connection import NotWanted
-    from gpu_orchestrator.apps.worker.settings import Settings
+    from gpu_orchestrator.apps.worker.settings import CacheRules, Settings
     from gpu_orchestrator.cli import joining, log_setup
 
     process_rights.hide()
@@ -151,6 +173,15 @@ def run(
                     _headers(_pairs("upstream-header", upstream_header)),
                     allow_command,
                     importable.tasks_of(app, user),
+                    _pairs("model", model),
+                ),
+                cache=CacheRules(
+                    model_cache_size,
+                    int(max_model_cache_size_gb * 1024),
+                    model_ttl,
+                    model_min_loaded,
+                    model_load_timeout,
+                    os.path.abspath(model_cache_dir) if model_cache_dir else "",
                 ),
                 sharing=sharing,
                 drain_s=drain_s,
@@ -162,6 +193,7 @@ def run(
             if settings.sharing == session.MPS:
                 find_program()
             importable.check(settings.options.functions, user)
+            importable.check_models(settings.options.models, user)
             gpus = find(simulate, simulation or _kept(user) / settings.name, user, devices_file)
             slots = max(len(gpus.devices()), 1) if max_concurrent is None else max_concurrent
             shared = processes or min(slots, os.cpu_count() or 1)

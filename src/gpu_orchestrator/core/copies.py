@@ -19,7 +19,7 @@ Device = int | str
 @dataclass(frozen=True, slots=True)
 class Copy:
     """`mib` is held on each of the devices. `uses` counts tasks, older ones less; it was right at `used_at`.
-    Times are in seconds of any one clock."""
+    Times are in seconds of any one clock. `number` tells one load from another; 0 if it is only expected."""
 
     model: str
     devices: tuple[Device, ...]
@@ -30,6 +30,7 @@ class Copy:
     uses: float = 1.0
     busy: bool = False
     pinned: bool = False
+    number: int = 0
 
     @property
     def may_go(self) -> bool:

@@ -19,10 +19,13 @@ back the same way until the manager acknowledges it. Read the modules in this or
   runners/runner_pool       the runners by their set of devices: starts, reuses and ends them
   runners/runner_handle     one runner as the agent sees it: starts it, sends frames, watches it end
   runners/mps               NVIDIA's MPS daemons, which hold tasks to the device memory that they reserved
+  runners/model_copy        the model of one runner: is it loaded, how long that took, what it holds
+  runners/model_cache       the models that stay loaded: which must go, and when
   runners/raw_output        the pipe for what C code and child processes print
   runners/keeper            parent of each runner, by adapters/keeper: ends it and all its children when the
                             agent dies or the lease expires
   runners/runner            the process in which handlers run, one task after another, on one set of devices
+  runners/held_model        the model in a runner: an object of the operator's class
   runners/output            `sys.stdout` and `sys.stderr` of a runner
   runners/values            partial results of a runner's task, which waits while the manager is behind
   runners/failure           a failed handler as text: its traceback

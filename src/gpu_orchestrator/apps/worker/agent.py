@@ -25,6 +25,7 @@ from gpu_orchestrator.apps.worker.attempts.attempt_values import ValueCallbacks
 from gpu_orchestrator.apps.worker.attempts.attempts import AgentCallbacks, Attempts
 from gpu_orchestrator.apps.worker.desk import Desk, DeskCallbacks, Key
 from gpu_orchestrator.apps.worker.handlers import find
+from gpu_orchestrator.apps.worker.runners.model_cache import ModelCache
 from gpu_orchestrator.apps.worker.runners.mps import MpsDaemons, find_program
 from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerPool
 from gpu_orchestrator.apps.worker.session import system
@@ -77,13 +78,18 @@ class Agent:
             shares_owners=settings.share_runners,
             mps=self._mps,
             user=settings.run_as,
+            is_pinned=lambda model: self._models.is_pinned(model),
         )
-        self._reporter = Reporter(gpus, self._pool)
+        self._models = ModelCache(self._pool, settings.cache, elapsed_s, self._report)
+        self._reporter = Reporter(gpus, self._pool, self._models)
         logs = LogCallbacks(self._log_bytes, lambda: self._is_joined, self._connection.send)
         values = ValueCallbacks(self._takes_values, lambda: self._is_joined, self._connection.send)
         self._attempts = Attempts(
             self._pool,
-            AgentCallbacks(self._check_lease, self._no_room_reason, self._connection.send, logs, values),
+            self._models,
+            AgentCallbacks(
+                self._check_lease, self._has_room, self._no_room_reason, self._connection.send, logs, values
+            ),
         )
         self._desk = self._opened_desk() if settings.desk is not None else None
         self._welcome: session.Welcome | None = None
@@ -198,6 +204,8 @@ class Agent:
             on_disconnect="keep" if self._keeps else "stop",
             pieces=True,
             executor=session.CELERY if self._desk else "",
+            model_types=tuple(sorted(self._settings.options.models)),
+            most_models=self._settings.cache.most if self._settings.options.models else 0,
         )
 
     def _receive(self, message: session.ToWorker) -> None:
@@ -217,6 +225,8 @@ class Agent:
                 self._attempts.cancel(message)
             case session.Welcome():
                 self._welcomed(message)
+            case session.Pins() | session.Unload():
+                self._received_of_models(message)
             case session.Drain(leave):
                 self._attempts.refuse_waiting("the worker drains")
                 if leave:
@@ -227,7 +237,7 @@ class Agent:
     def _assigned(self, assign: session.Assign) -> None:
         if self._desk is not None:
             self._desk.assigned((assign.task, assign.attempt))
-        self._attempts.assign(assign)
+        self._attempts.assign(assign, loads_model=assign.task_type in self._settings.options.models)
 
     def _void(self, void: session.Void) -> None:
         if self._desk is not None:
@@ -238,6 +248,14 @@ class Agent:
         if self._desk is not None and (ended := self._attempts.outcome(key)) is not None:
             self._desk.ended(key, ended, counted=ack.accepted)
         self._attempts.ack(ack)
+
+    def _received_of_models(self, message: session.Pins | session.Unload) -> None:
+        match message:
+            case session.Pins(models):
+                self._models.pin(models)
+                self._report()
+            case session.Unload(model, force):
+                self._attempts.unload(model, force=force)
 
     def _welcomed(self, welcome: session.Welcome) -> None:
         if self._desk is not None and welcome.executor != session.CELERY:
@@ -333,6 +351,7 @@ class Agent:
     def _tick_once(self, time: float) -> None:
         self._check_lease()
         self._pool.tidy(asyncio.get_running_loop().time())
+        self._models.tidy()
         if self._is_joined and self._welcome:
             self._renew(time, self._welcome.renew_every_s)
             if (report := self._reporter.due(time)) is not None:
@@ -369,6 +388,13 @@ class Agent:
         unanswered_s = self._lease.unanswered_s(time)
         is_heard = time - self._connection.heard_at < every_s * 0.5
         return unanswered_s >= every_s * (1.9 if is_heard else 0.9)
+
+    def _report(self) -> None:
+        if self._is_joined:
+            self._connection.send(self._reporter.report(elapsed_s()))
+
+    def _has_room(self, attempt: Attempt) -> bool:
+        return self._models.make_room(attempt, self._reporter.missing_mib)
 
     def _no_room_reason(self, attempt: Attempt) -> str:
         """Return why the devices have no room for an attempt, or "". First report the readings behind it."""

@@ -17,14 +17,16 @@ class Frame(msgspec.Struct, frozen=True, tag_field="type", tag=True, omit_defaul
 
 class Options(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the operator of this worker allows: `name -> module:function`, `name -> URL`, and any command.
-    `tasks` are functions of the operator's own modules, `task type -> module:task`. `upstream_headers` are
-    sent to the upstream of that name with every request; they may hold its key."""
+    `tasks` are functions of the operator's own modules, `task type -> module:task`; `models` are classes that
+    load models, `task type -> module:class`. `upstream_headers` are sent to the upstream of that name with
+    every request; they may hold its key."""
 
     functions: dict[str, str] = {}
     upstreams: dict[str, str] = {}
     upstream_headers: dict[str, dict[str, str]] = {}
     allow_command: bool = False
     tasks: dict[str, str] = {}
+    models: dict[str, str] = {}
 
 
 # --- from the agent ----------------------------------------------------------------------------------------
@@ -45,6 +47,20 @@ class Run(Frame, frozen=True):
     model_name: str = ""
     memory_mib: int = 0
     correlation_id: str = ""
+    only_load: bool = False
+
+
+class Load(Frame, frozen=True):
+    """Load a model with the class of a task type, before the first run of this runner. What it prints belongs
+    to the attempt for which it is loaded."""
+
+    task: str
+    attempt: int
+    task_type: str
+    model: str
+    path: str = ""
+    options: msgspec.Raw = msgspec.Raw(b"{}")
+    memory_mib: int = 0
 
 
 class Cancel(Frame, frozen=True):
@@ -126,15 +142,22 @@ class Stopped(Frame, frozen=True):
     left_behind: bool = False
 
 
+class Loaded(Frame, frozen=True):
+    """The runner has its model, after this many seconds. If it cannot load it, it answers `Erred` for the
+    attempt for which it should, and ends."""
+
+    load_s: float
+
+
 class Withdrawn(Frame, frozen=True):
     runs: tuple[tuple[str, int], ...]
 
 
 Urgent = Setup | Cancel | SoftLimit | Taken | Withdraw
 """Frames that a runner reads while a task runs: the agent rings the bell once for each."""
-ToRunner = Run | Urgent
+ToRunner = Run | Load | Urgent
 Outcome = Ended | Erred | Stopped
-ToAgent = Ready | Printed | Sent | Outcome | Withdrawn
+ToAgent = Ready | Printed | Sent | Loaded | Outcome | Withdrawn
 
 T = TypeVar("T")
 

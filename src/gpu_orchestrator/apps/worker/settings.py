@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from socket import socket
 from typing import get_args
 from urllib.parse import urlsplit
@@ -20,6 +21,28 @@ def name_of(host: str) -> str:
     """Return the name of a worker on this host: the host's name, as far as a worker may be called so."""
     allowed = re.sub(r"[^A-Za-z0-9._-]+", "-", host)[:63].strip("._-")
     return allowed or "worker"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRules:
+    """At most `most` models with `most_mib` in all stay loaded. One that no task used for `ttl_s` goes (0:
+    never); one that was loaded less than `min_loaded_s` ago goes after the others. `folder` is where the
+    weights are whose path is not absolute."""
+
+    most: int = 5
+    most_mib: int = 50 * 1024
+    ttl_s: float = 0.0
+    min_loaded_s: float = 0.0
+    load_timeout_s: float = 300.0
+    folder: str = ""
+
+    def path_of(self, model: session.Model) -> str:
+        """Return where the weights of a model are; empty if nobody said so and the folder has none of its
+        name."""
+        if model.path:
+            return str(Path(self.folder, model.path)) if self.folder else model.path
+        at = Path(self.folder, model.name)
+        return str(at) if self.folder and at.exists() else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +71,7 @@ class Settings:
     run_as: User | None = None
     on_disconnect: str = "stop"
     desk: socket | None = None
+    cache: CacheRules = CacheRules()
 
     def __post_init__(self) -> None:
         for server in self.servers or ("",):
@@ -81,6 +105,7 @@ class Settings:
         if self.sharing not in (session.ACCOUNTED, session.MPS):
             raise BadSettings(f"GPU_SHARING is '{self.sharing}'; write accounted or mps")
         _check_options(self.options)
+        _check_cache(self.cache)
 
     def session_url(self, server: str) -> str:
         return f"{server.rstrip('/')}/workers/{self.name}/session"
@@ -99,3 +124,19 @@ def _check_options(options: Options) -> None:
     for name in options.upstream_headers:
         if name not in options.upstreams:
             raise BadSettings(f"there are headers for upstream {name}, but no --upstream {name}=URL")
+
+
+def _check_cache(cache: CacheRules) -> None:
+    wrong = [
+        f"{name} is {value:g}; give {least:g} or more"
+        for name, value, least in (
+            ("MODEL_CACHE_SIZE", cache.most, 1),
+            ("MAX_MODEL_CACHE_SIZE_GB", cache.most_mib / 1024, 0.001),
+            ("MODEL_LOAD_TIMEOUT", cache.load_timeout_s, 0.1),
+            ("MODEL_TTL", cache.ttl_s, 0),
+            ("MODEL_MIN_LOADED", cache.min_loaded_s, 0),
+        )
+        if not value >= least
+    ]
+    if wrong:
+        raise BadSettings("\n".join(wrong))

@@ -17,11 +17,14 @@ from gpu_orchestrator.apps.worker.attempt import Attempt, Devices, Key
 from gpu_orchestrator.apps.worker.attempts import deadlines, outcome
 from gpu_orchestrator.apps.worker.attempts.attempt_output import AttemptOutput, LogCallbacks, StrayOutput
 from gpu_orchestrator.apps.worker.attempts.attempt_values import AttemptValues, ValueCallbacks
+from gpu_orchestrator.apps.worker.runners.model_cache import ModelCache
+from gpu_orchestrator.apps.worker.runners.model_copy import ModelCopy
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle
 from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerCallbacks, RunnerPool
 
 QUICK_S = 0.002
 STUCK_S = 0.05
+LOOK_S = 0.1
 RAW = "raw"
 """The source of text that a runner printed past Python; its lines do not mix with those of `print`."""
 REMEMBERED = 4096
@@ -34,11 +37,12 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class AgentCallbacks:
-    """What `Attempts` calls on the agent: stop everything if the lease has expired, return why an attempt
-    cannot begin on its devices now (or ""), send a message to the manager, and see to what attempts print and
-    send."""
+    """What `Attempts` calls on the agent: stop everything if the lease has expired, return whether idle
+    models leave room for an attempt (else they are being evicted), and why it cannot begin on its devices now
+    (or ""), send a message to the manager, and see to what attempts print and send."""
 
     check_lease: Callable[[], None]
+    has_room: Callable[[Attempt], bool]
     no_room_reason: Callable[[Attempt], str]
     send: Callable[[session.Message], None]
     logs: LogCallbacks
@@ -48,8 +52,8 @@ class AgentCallbacks:
 class Attempts:
     """All attempts of this worker. Sets `changed` when an outcome is acknowledged or a runner ends."""
 
-    def __init__(self, pool: RunnerPool, agent: AgentCallbacks) -> None:
-        self._pool, self._agent, self._send = pool, agent, agent.send
+    def __init__(self, pool: RunnerPool, models: ModelCache, agent: AgentCallbacks) -> None:
+        self._pool, self._models, self._agent, self._send = pool, models, agent, agent.send
         self._runner_callbacks = RunnerCallbacks(self._receive, self._printed_raw, self._runner_ended)
         self._attempts: dict[Key, Attempt] = {}
         self._waiting: defaultdict[Devices, deque[Attempt]] = defaultdict(deque)
@@ -58,13 +62,16 @@ class Attempts:
         self._output, self._stray = AttemptOutput(agent.logs), StrayOutput()
         self._values = AttemptValues(agent.values)
         self._refusal = ""
+        self._looking: set[Devices] = set()
         self.changed = asyncio.Event()
 
     # --- messages of the manager ---------------------------------------------------------------------------
 
-    def assign(self, assign: session.Assign) -> None:
+    def assign(self, assign: session.Assign, *, loads_model: bool = False) -> None:
+        """Take an assignment. `loads_model`: its task type loads a model, by default one of its own name."""
         self._agent.check_lease()
-        attempt = Attempt(assign)
+        model = assign.model or session.Model(assign.model_name or assign.task_type)
+        attempt = Attempt(assign, model if loads_model else None)
         if attempt.key in self._attempts or attempt.key in self._unacked:
             return
         if attempt.key in self._acknowledged:
@@ -162,24 +169,63 @@ class Attempts:
         self._unacked.clear()
         self._output.forget_ended()
 
+    def unload(self, model: str, *, force: bool) -> None:
+        """End the runners that hold a model. With `force` also those in use: their tasks are retried."""
+        self._models.unload(model)
+        for runner in self._pool.all() if force else ():
+            if runner.copy is not None and runner.copy.model == model and runner.queue:
+                attempt = runner.queue.popleft()
+                why = f"an operator unloaded model {model!r} while the task used it"
+                self._end(
+                    attempt, session.Failed(*attempt.key, error=session.TaskError("ModelUnloaded", why, True))
+                )
+                self._take_back(runner, {each.key for each in runner.queue})
+                runner.kill()
+
     # --- dispatch to runners -------------------------------------------------------------------------------
 
     def _dispatch(self, devices: Devices) -> None:
-        waiting = self._waiting[devices]
+        """Hand over what may begin, in order. What waits for the copy of its model holds nothing up."""
+        waiting, behind = self._waiting[devices], list[Attempt]()
         while waiting:
-            if devices and not self._pool.clear(waiting[0]):
-                return
-            if devices and (reason := self._agent.no_room_reason(waiting[0])):
-                attempt = waiting.popleft()
-                self._end(attempt, session.Refused(*attempt.key, reason=reason))
-                continue
-            runner = self._pool.free(waiting[0], self._runner_callbacks)
-            if runner is None:
-                return
-            self._hand_over(waiting.popleft(), runner)
+            attempt = waiting.popleft()
+            if self._pool.is_copy_busy(attempt):
+                behind.append(attempt)
+            elif not self._begins(attempt):
+                waiting.appendleft(attempt)
+                break
+        waiting.extendleft(reversed(behind))
+
+    def _begins(self, attempt: Attempt) -> bool:
+        """Give an attempt to a runner, or refuse it; return False if it must wait."""
+        if (attempt.devices or attempt.model_key) and not self._pool.clear(attempt):
+            return False
+        if not self._agent.has_room(attempt):
+            self._try_again(attempt.devices)
+            return False
+        if attempt.devices and (reason := self._agent.no_room_reason(attempt)):
+            self._end(attempt, session.Refused(*attempt.key, reason=reason))
+            return True
+        runner = self._pool.free(attempt, self._runner_callbacks)
+        if runner is None:
+            return False
+        self._hand_over(attempt, runner)
+        return True
+
+    def _try_again(self, devices: Devices) -> None:
+        """Look again in a moment: a runner is being ended for its memory, or the driver is slow to notice."""
+        if devices not in self._looking:
+            self._looking.add(devices)
+            asyncio.get_running_loop().call_later(LOOK_S, self._look, devices)
+
+    def _look(self, devices: Devices) -> None:
+        self._looking.discard(devices)
+        self._dispatch(devices)
 
     def _hand_over(self, attempt: Attempt, runner: RunnerHandle) -> None:
         runner.queue.append(attempt)
+        if attempt.model is not None and self._models.load_for(runner, attempt):
+            runner.send(attempt.as_load(self._models.rules.path_of(attempt.model)))
         runner.send(attempt.as_run())
         if len(runner.queue) == 1:
             self._begin_first(runner)
@@ -191,14 +237,33 @@ class Attempts:
             runner.idle_since = self._now()
         elif not runner.is_ready:
             deadlines.until_ready(runner.queue[0], runner)
+        elif runner.copy is None:
+            self._begin(runner.queue[0])
+            deadlines.begin(runner.queue[0], runner)
         else:
+            self._begin_with_model(runner.queue[0], runner, runner.copy)
+
+    def _begin(self, attempt: Attempt) -> None:
+        attempt.begun_at = self._now()
+        self._send(session.Started(*attempt.key))
+        devices = [str(each) for each in attempt.assign.devices]
+        log.debug("task begins", **attempt.log_fields(), task_type=attempt.assign.task_type, devices=devices)
+
+    def _begin_with_model(self, attempt: Attempt, runner: RunnerHandle, copy: ModelCopy) -> None:
+        """Begin a task of a model; if that is not loaded yet, its load belongs to this task."""
+        self._models.task_begins(copy, attempt)
+        self._begin(attempt)
+        if copy.is_loaded:
+            deadlines.begin(attempt, runner)
+        else:
+            self._output.printed(attempt, f"loading model {copy.model}\n")
+            deadlines.until_loaded(attempt, runner, self._models.rules.load_timeout_s)
+
+    def _loaded(self, runner: RunnerHandle, load_s: float) -> None:
+        self._models.loaded(runner, load_s)
+        if runner.queue and runner.copy is not None:
             attempt = runner.queue[0]
-            attempt.begun_at = self._now()
-            self._send(session.Started(*attempt.key))
-            devices = [str(each) for each in attempt.assign.devices]
-            log.debug(
-                "task begins", **attempt.log_fields(), task_type=attempt.assign.task_type, devices=devices
-            )
+            self._output.printed(attempt, f"loaded model {runner.copy.model} in {load_s:.1f} s\n")
             deadlines.begin(attempt, runner)
 
     def _unstick_later(self, runner: RunnerHandle) -> None:
@@ -236,6 +301,8 @@ class Attempts:
                 self._take_back(runner, set(runs))
                 runner.claim()
                 self._dispatch(runner.devices)
+            case frames.Loaded(load_s):
+                self._loaded(runner, load_s)
             case frames.Ready():
                 runner.is_ready = True
                 self._begin_first(runner)
@@ -262,6 +329,7 @@ class Attempts:
         then dropped all attempts, and there is nothing to report."""
         self._agent.check_lease()
         self._pool.remove(runner)
+        self._models.runner_ended(runner)
         if runner.queue:
             attempt = runner.queue.popleft()
             died = outcome.runner_died(attempt, evidence)
@@ -279,6 +347,7 @@ class Attempts:
         attempt = runner.queue.popleft()
         # What a runner prints past Python can be attributed only while it has one attempt.
         runner.is_quick = self._now() - attempt.begun_at < QUICK_S and not runner.prints_raw
+        self._models.task_ended(runner)
         self._end(attempt, ended)
         if runner.is_ending:
             self._take_back(runner, {attempt.key for attempt in runner.queue})

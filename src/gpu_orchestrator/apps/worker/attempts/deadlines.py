@@ -15,6 +15,15 @@ def until_ready(attempt: Attempt, runner: RunnerHandle) -> None:
     _later(attempt, START_S, runner.kill)
 
 
+def until_loaded(attempt: Attempt, runner: RunnerHandle, load_s: float) -> None:
+    """Kill the runner if it does not load the model of its attempt within this time. The limits of the task
+    count from then on."""
+    attempt.stop_timers()
+    _later(attempt, load_s, _give_up_load, attempt, runner, load_s)
+    if attempt.is_cancelled:
+        cancel(attempt, runner)
+
+
 def begin(attempt: Attempt, runner: RunnerHandle) -> None:
     attempt.stop_timers()
     soft_s, hard_s = attempt.assign.soft_limit_s, attempt.assign.timeout_s
@@ -42,6 +51,11 @@ def _soften(attempt: Attempt, runner: RunnerHandle) -> None:
 
 def _time_out(attempt: Attempt, runner: RunnerHandle) -> None:
     attempt.timed_out = True
+    runner.kill()
+
+
+def _give_up_load(attempt: Attempt, runner: RunnerHandle, load_s: float) -> None:
+    attempt.load_timeout_s = load_s
     runner.kill()
 
 

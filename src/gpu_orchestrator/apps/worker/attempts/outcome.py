@@ -24,6 +24,15 @@ def runner_died(attempt: Attempt, evidence: str) -> session.Outcome:
     if attempt.timed_out:
         message = f"the task ran past its limit of {attempt.assign.timeout_s:g} s and was killed"
         return session.Failed(*attempt.key, error=session.TaskError("Timeout", message))
+    if attempt.load_timeout_s and attempt.model:
+        name, load_s = attempt.model.name, attempt.load_timeout_s
+        message = (
+            f"model {name!r} was not loaded within {load_s:g} s, and its runner was killed; "
+            "raise MODEL_LOAD_TIMEOUT of the worker, or put the weights where they are read faster"
+        )
+        return session.Failed(
+            *attempt.key, error=session.TaskError("ModelLoadTimeout", message, retryable=True)
+        )
     return session.RunnerDied(*attempt.key, evidence=evidence)
 
 

@@ -30,7 +30,9 @@ def installed() -> dict[str, str]:
 
 def task_types(options: Options) -> tuple[str, ...]:
     """Return the task types that this worker can run with these options."""
-    return tuple(sorted({*(name for name in installed() if not _off(name, options)), *options.tasks}))
+    return tuple(
+        sorted({*(name for name in installed() if not _off(name, options)), *options.tasks, *options.models})
+    )
 
 
 def handler(task_type: str, options: Options, known: Mapping[str, str]) -> Handler:

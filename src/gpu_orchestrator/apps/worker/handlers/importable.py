@@ -23,6 +23,8 @@ from gpu_orchestrator.apps.worker import environment
 from gpu_orchestrator.apps.worker.handlers import find
 
 LONGEST_S = 120.0
+CLASS = "()"
+"""Ends a target that is a class which loads a model."""
 RUNNER = "gpu_orchestrator.apps.worker.runners.runner:main"
 NO_DEVICES = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -51,6 +53,29 @@ def check(functions: Mapping[str, str], user: User | None = None) -> None:
     if wrong:
         advice = "install the module here, or start the worker in its folder"
         raise BadSettings("\n".join(f"{line}; {advice}" for line in wrong))
+
+
+def check_models(models: Mapping[str, str], user: User | None = None) -> None:
+    """Raise `BadSettings` for models whose class does not exist or lacks a method. As with functions, a
+    module that fails otherwise is only warned of."""
+    for name, target in models.items():
+        module, _, attribute = target.partition(":")
+        if not module or not attribute:
+            raise BadSettings(f"--model {name}={target} does not name a class; write NAME=module:Class")
+        if name in find.installed():
+            raise BadSettings(
+                f"--model {name}={target} has the name of another task type; give it another name"
+            )
+    found = _look([f"{target}{CLASS}" for target in models.values()], user) if models else {}
+    for name, target in models.items():
+        kind, why = found.get(f"{target}{CLASS}", ("unsure", "it was not imported within two minutes"))
+        if kind == "missing":
+            raise BadSettings(
+                f"--model {name}={target} cannot be used: {why}; install the module here, or start the "
+                "worker in its folder"
+            )
+        if kind == "unsure":
+            log.warning("a model's class could not be checked", model=name, target=target, why=why)
 
 
 def tasks_of(apps: Sequence[str], user: User | None = None) -> dict[str, str]:
@@ -123,7 +148,7 @@ def _run(targets: list[str], user: User | None) -> "subprocess.CompletedProcess[
 
 def verdict(target: str) -> tuple[str, str]:
     """Import a target here, and return what came of it."""
-    module, _, function = target.partition(":")
+    module, _, function = target.removesuffix(CLASS).partition(":")
     if not function:
         return _tasks(module)
     try:
@@ -137,6 +162,9 @@ def verdict(target: str) -> tuple[str, str]:
         return "missing", f"{getattr(loaded, '__file__', module)} has no {function}"
     except BaseException as error:  # anything may happen in a user's module, also an exit
         return "unsure", f"{type(error).__name__}: {error}"
+    if target.endswith(CLASS):
+        lacks = [each for each in ("load", "run") if not callable(getattr(found, each, None))]
+        return ("missing", f"{module}.{function} has no method {lacks[0]}") if lacks else ("ok", "")
     return ("ok", "") if callable(found) else ("missing", f"{module}.{function} is not a function")
 
 

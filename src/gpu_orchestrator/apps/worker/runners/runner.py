@@ -19,7 +19,7 @@ from gpu_orchestrator.adapters import keeper
 from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
 from gpu_orchestrator.apps.worker import environment, frames
 from gpu_orchestrator.apps.worker.handlers import find, partial
-from gpu_orchestrator.apps.worker.runners import device_errors, failure
+from gpu_orchestrator.apps.worker.runners import device_errors, failure, held_model
 from gpu_orchestrator.apps.worker.runners.output import OWN_THREAD, Key, Output
 from gpu_orchestrator.apps.worker.runners.values import Values
 from gpu_orchestrator.apps.worker.task import LARGEST_RESULT, Cancelled, SoftLimitReached, Task, Temporary
@@ -57,11 +57,14 @@ class Runner:
         self._is_sending = False
         self._options = frames.Options()
         self._handlers: dict[str, str] = {}
-        self._waiting: deque[frames.Run] = deque()
+        self._waiting: deque[frames.Run | frames.Load] = deque()
+        self._model: held_model.HeldModel | None = None
         self._current: Task | None = None
         self._soft_limited: Task | None = None
         self._cancelled = ("", 0)
         self._is_spent = False
+        self._own_children: frozenset[int] = frozenset()
+        """Processes that the model started when it was loaded."""
         self._encode = msgspec.json.Encoder().encode
 
     def serve(self) -> None:
@@ -71,7 +74,26 @@ class Runner:
         self._values = Values(self._send)
         self._send(frames.Ready(os.getpid()))
         while not self._is_spent:
-            self._report(self._perform(self._next()))
+            match self._next():
+                case frames.Load() as load:
+                    self._load(load)
+                case frames.Run() as run:
+                    self._report(self._perform(run))
+
+    def _load(self, load: frames.Load) -> None:
+        """Load the model, or fail the attempt that it is loaded for; then nothing of it may stay."""
+        self._output.begin((load.task, load.attempt))
+        try:
+            self._model = held_model.load(load, self._options.models[load.task_type], self._output)
+        except BaseException as error:
+            self._output.end()
+            self._report(self._not_loaded(load, error))
+            self._is_spent = True
+            return
+        self._output.end()
+        self._output.finish()
+        self._own_children = frozenset(keeper.descendants(os.getpid()))
+        self._send(frames.Loaded(self._model.load_s))
 
     def _report(self, outcome: frames.Outcome) -> None:
         """Send all that the task printed, then its outcome."""
@@ -81,7 +103,7 @@ class Runner:
             outcome = msgspec.structs.replace(outcome, left_behind=True)
         self._send(outcome)
 
-    def _next(self) -> frames.Run:
+    def _next(self) -> frames.Run | frames.Load:
         with self._reading:
             while not self._waiting:
                 self._read()
@@ -96,12 +118,12 @@ class Runner:
                 self._current = task
                 if self._cancelled == (task.id, task.attempt):
                     raise Cancelled
-                result = self._run(task)
+                result = self._run(task, only_load=run.only_load)
             finally:
                 self._current = None
                 self._output.end()
         except Cancelled:
-            self._is_spent = _has_children()
+            self._is_spent = self._has_children()
             return frames.Stopped(run.task, run.attempt, self._is_spent)
         except BaseException as error:
             return self._erred(run, error)
@@ -109,11 +131,12 @@ class Runner:
             return self._erred(run, result_error)
         return frames.Ended(run.task, run.attempt, msgspec.Raw(result))
 
-    def _run(self, task: Task) -> bytes:
+    def _run(self, task: Task, *, only_load: bool) -> bytes:
         """Run the handler and return its result, once the manager has taken what the task sent before it."""
+        if only_load:
+            return self._encode(None)
         try:
-            handler = find.handler(task.type, self._options, self._handlers)
-            result = self._encode(partial.result_of(task, handler(task)))
+            result = self._encode(partial.result_of(task, self._handle_task(task)))
         except Exception:
             self._values.drain(lambda: task.is_cancelled)
             raise
@@ -121,10 +144,30 @@ class Runner:
         task.check()
         return result
 
+    def _handle_task(self, task: Task) -> object:
+        if self._model is not None:
+            return self._model.handler.run(task)
+        return find.handler(task.type, self._options, self._handlers)(task)
+
+    def _not_loaded(self, load: frames.Load, error: BaseException) -> frames.Erred:
+        found = device_errors.classify(error)
+        self._output.write_line((load.task, load.attempt), failure.text_of(error).rstrip("\n"))
+        said = failure.message_of(error, found.advice)
+        what = f"model {load.model!r} could not be loaded"
+        is_ours = isinstance(error, held_model.LoadFailed)
+        return frames.Erred(
+            load.task,
+            load.attempt,
+            error="OutOfMemory" if found.is_out_of_memory else "ModelLoadFailed",
+            message=said if is_ours else f"{what}: {type(error).__name__}: {said}"[: failure.LONGEST_MESSAGE],
+            retryable=found.is_retryable or isinstance(error, Temporary),
+            spent=True,
+        )
+
     def _erred(self, run: frames.Run, error: BaseException) -> frames.Erred:
         found = device_errors.classify(error)
         spends = found.breaks_context or getattr(error, "spends_runner", False)
-        self._is_spent = spends or _has_children()
+        self._is_spent = spends or self._has_children()
         self._output.write_line((run.task, run.attempt), failure.text_of(error).rstrip("\n"))
         return frames.Erred(
             run.task,
@@ -134,6 +177,10 @@ class Runner:
             retryable=found.is_retryable or isinstance(error, Temporary),
             spent=self._is_spent,
         )
+
+    def _has_children(self) -> bool:
+        """Return whether an interrupted task left processes behind; they end with this runner."""
+        return not self._own_children.issuperset(keeper.descendants(os.getpid()))
 
     def _read_urgent(self) -> None:
         """Read urgent frames, in the second thread. End the process when the agent closes the bell."""
@@ -155,7 +202,7 @@ class Runner:
             self._receive(frame)
 
     def _receive(self, frame: frames.ToRunner) -> None:
-        if isinstance(frame, frames.Run):
+        if isinstance(frame, frames.Run | frames.Load):
             self._waiting.append(frame)
         else:
             self._handled += 1
@@ -190,8 +237,8 @@ class Runner:
             raise SoftLimitReached("the task ran past its soft time limit; submit it with a longer timeout")
 
     def _withdraw(self) -> None:
-        withdrawn = tuple((run.task, run.attempt) for run in self._waiting)
-        self._waiting.clear()
+        withdrawn = tuple((run.task, run.attempt) for run in self._waiting if isinstance(run, frames.Run))
+        self._waiting = deque(each for each in self._waiting if isinstance(each, frames.Load))
         self._send(frames.Withdrawn(withdrawn))
 
     def _send_text(self, key: Key, text: str) -> None:
@@ -228,11 +275,6 @@ def _result_error(result: bytes) -> Exception | None:
     if is_too_deep(result):
         return ResultTooDeep(f"the result is nested deeper than {DEEPEST}; make it flatter")
     return None
-
-
-def _has_children() -> bool:
-    """Return whether an interrupted task left processes behind; they end with this runner."""
-    return bool(keeper.descendants(os.getpid()))
 
 
 def _leaves_children() -> bool:

@@ -29,6 +29,7 @@ from gpu_orchestrator.apps.worker.runners.raw_output import RawOutput
 
 if TYPE_CHECKING:
     from gpu_orchestrator.apps.worker.attempt import Attempt
+    from gpu_orchestrator.apps.worker.runners.model_copy import ModelCopy
 
 LAST_LINES = 40
 LONGEST_EVIDENCE = 8192
@@ -45,7 +46,7 @@ class RunnerPlan:
     """What a runner is started with, and the callbacks for its frames, its output (with the attempt that it
     belongs to, if any) and its end. It runs tasks of one `owner`; empty if owners share runners. It has the
     rights of `user`, else those of the agent. With `limit_mib`, MPS holds it to that much memory of each
-    device."""
+    device. With `model` it runs tasks of that model alone."""
 
     devices: tuple[str, ...]
     environment: Mapping[str, str]
@@ -56,6 +57,7 @@ class RunnerPlan:
     owner: str = ""
     user: User | None = None
     limit_mib: int = 0
+    model: str = ""
 
 
 class RunnerHandle:
@@ -66,6 +68,9 @@ class RunnerHandle:
 
     def __init__(self, plan: RunnerPlan) -> None:
         self.devices, self.owner, self.limit_mib = plan.devices, plan.owner, plan.limit_mib
+        self.model = plan.model
+        self.copy: ModelCopy | None = None
+        """What it has loaded, or loads; None for a runner without a model."""
         self.queue: deque[Attempt] = deque()
         self.is_ready = False
         self.is_ending = False
@@ -139,7 +144,7 @@ class RunnerHandle:
         self._unsent.append(frames.encode(frame))
         if self._channel is not None and len(self._unsent) == 1:
             asyncio.get_running_loop().call_soon(self._flush)
-        if not isinstance(frame, frames.Run):
+        if not isinstance(frame, frames.Run | frames.Load):
             self._write(self._bell, RING)
 
     def _flush(self) -> None:

@@ -2,7 +2,9 @@
 
 An attempt with devices gets a runner of its own, which stays for the next attempt on the same set. Attempts
 without devices share a few runners. A runner serves one owner only, unless the operator allows more: what a
-task leaves behind in its process (variables, threads, files, device memory) is not for other owners."""
+task leaves behind in its process (variables, threads, files, device memory) is not for other owners. A runner
+with a model runs code of the worker's operator and serves all of them; it stays until `model_cache` evicts
+it."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -38,14 +40,16 @@ class RunnerCallbacks:
 
 class RunnerUse(NamedTuple):
     """What an attempt needs a runner for. `owner` is empty if owners share runners. `limit_mib` is how much
-    of each device MPS lets it take, 0 for all."""
+    of each device MPS lets it take, 0 for all. `model` is the key of what the runner has loaded, empty for
+    none."""
 
     devices: Devices
     owner: str
     limit_mib: int
+    model: str
 
     def is_served_by(self, runner: RunnerHandle) -> bool:
-        return self == (runner.devices, runner.owner, runner.limit_mib)
+        return self == (runner.devices, runner.owner, runner.limit_mib, runner.model)
 
 
 class RunnerPool:
@@ -59,11 +63,13 @@ class RunnerPool:
         shares_owners: bool = False,
         user: User | None = None,
         mps: MpsDaemons | None = None,
+        is_pinned: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._gpus, self._options = gpus, options
         self._processes, self._idle_s = processes, idle_s
         self._shares_owners, self._user, self._mps = shares_owners, user, mps
         self._runners: defaultdict[Devices, list[RunnerHandle]] = defaultdict(list)
+        self._is_pinned = is_pinned
         self._until = 0.0
         self._starting = BackgroundTasks()
 
@@ -76,15 +82,45 @@ class RunnerPool:
 
     def clear(self, attempt: Attempt) -> bool:
         """Kill runners that hold memory on the devices of this attempt and are ending, or idle and of no use
-        to it: of another set of devices, of another owner, or with another limit of memory.
+        to it: of another set of devices, of another owner, or with another limit of memory. Runners with a
+        model only stand in the way of an attempt that takes whole devices.
 
         Return True if there were none; otherwise the caller tries again when they are gone."""
-        use = self._use_of(attempt)
-        near = [runner for runner in self.all() if not set(use.devices).isdisjoint(runner.devices)]
-        in_the_way = [r for r in near if r.is_ending or (not r.queue and not use.is_served_by(r))]
-        for runner in in_the_way:
-            runner.kill()
-        return not in_the_way
+        use, takes_all = self._use_of(attempt), attempt.assign.exclusive
+        near = [runner for runner in self.all() if _is_near(use, runner)]
+        idle = (r for r in near if not r.queue and not r.is_ending and not use.is_served_by(r))
+        for runner in idle:
+            is_outdated = bool(use.model) and name_of(runner.model) == name_of(use.model)
+            stays = runner.model and not is_outdated
+            if not stays or (takes_all and not self._is_pinned(name_of(runner.model))):
+                runner.kill()
+        return not any(runner.is_ending for runner in near)
+
+    def pinned_near(self, attempt: Attempt) -> str:
+        """Return a pinned model on the devices of an attempt that takes them whole; empty if there is
+        none."""
+        if not attempt.assign.exclusive:
+            return ""
+        use, devices = self._use_of(attempt), set(attempt.devices)
+        near = (each for each in self.all() if each.model and not devices.isdisjoint(each.devices))
+        others = (name_of(each.model) for each in near if not use.is_served_by(each))
+        return next((model for model in others if self._is_pinned(model)), "")
+
+    def is_served_by(self, attempt: Attempt, runner: RunnerHandle) -> bool:
+        return self._use_of(attempt).is_served_by(runner)
+
+    def has_copy(self, attempt: Attempt) -> bool:
+        """Return whether a runner has the model of this attempt on its devices, or loads it."""
+        return self._copy_of(self._use_of(attempt)) is not None
+
+    def is_copy_busy(self, attempt: Attempt) -> bool:
+        """Return whether the copy of its model is in use, or being loaded: its tasks run one by one."""
+        copy = self._copy_of(self._use_of(attempt)) if attempt.model_key else None
+        return copy is not None and bool(copy.queue)
+
+    def _copy_of(self, use: RunnerUse) -> RunnerHandle | None:
+        runners = (each for each in self._runners[use.devices] if use.model and not each.is_ending)
+        return next((each for each in runners if use.is_served_by(each)), None)
 
     def free(self, attempt: Attempt, callbacks: RunnerCallbacks) -> RunnerHandle | None:
         """Return a runner for one more attempt: idle, or new, or quick enough to have attempts queued."""
@@ -95,21 +131,23 @@ class RunnerPool:
             if runner.is_ending:
                 continue
             queued = len(runner.queue)
-            busy += queued > 0
-            if use != (runner.devices, runner.owner, runner.limit_mib):
+            busy += queued > 0 and not runner.model
+            if not use.is_served_by(runner):
                 continue
             if not queued:
                 idle = idle or runner
             if runner.is_quick and (ahead is None or queued < len(ahead.queue)):
                 ahead = runner
-        if use.devices or busy < self._processes:
+        if use.devices or use.model or busy < self._processes:
             return idle or self._start(use, callbacks)
         return ahead if ahead and len(ahead.queue) < AHEAD else None
 
     def _use_of(self, attempt: Attempt) -> RunnerUse:
+        if attempt.model_key:
+            return RunnerUse(attempt.devices, "", 0, attempt.model_key)
         limit_mib = self._limit_mib(attempt)
         owner = "" if self._shares_owners and not limit_mib else attempt.owner
-        return RunnerUse(attempt.devices, owner, limit_mib)
+        return RunnerUse(attempt.devices, owner, limit_mib, "")
 
     def _limit_mib(self, attempt: Attempt) -> int:
         """Return what MPS limits an attempt to; 0 for whole devices, and where there is no MPS."""
@@ -137,9 +175,11 @@ class RunnerPool:
         """Kill runners that have been without work for `idle_s`, to free their memory: all that hold devices,
         and those without devices beyond the usual number."""
         idle = [
-            runner for runner in self.all() if _is_idle(runner) and now - runner.idle_since > self._idle_s
+            runner
+            for runner in self.all()
+            if _is_idle(runner) and not runner.model and now - runner.idle_since > self._idle_s
         ]
-        spare = max(len(self._runners[()]) - self._processes, 0)
+        spare = max(sum(not runner.model for runner in self._runners[()]) - self._processes, 0)
         for runner in [*(r for r in idle if r.devices), *[r for r in idle if not r.devices][:spare]]:
             runner.kill()
         if self._mps is not None:
@@ -155,7 +195,7 @@ class RunnerPool:
             self._mps.kill()
 
     def _start(self, use: RunnerUse, callbacks: RunnerCallbacks) -> RunnerHandle:
-        if not use.devices:
+        if not use.devices and not use.model:
             self._kill_spare()
         environment = self._gpus.environment(use.devices)
         runner = RunnerHandle(
@@ -169,6 +209,7 @@ class RunnerPool:
                 use.owner,
                 self._user,
                 use.limit_mib,
+                use.model,
             )
         )
         self._runners[use.devices].append(runner)
@@ -177,7 +218,10 @@ class RunnerPool:
 
     def _kill_spare(self) -> None:
         """Kill the runner without devices that has been idle longest, if there are too many."""
-        idle = sorted((r for r in self._runners[()] if _is_idle(r)), key=lambda runner: runner.idle_since)
+        idle = sorted(
+            (r for r in self._runners[()] if _is_idle(r) and not r.model),
+            key=lambda runner: runner.idle_since,
+        )
         if len(idle) >= SPARE:
             idle[0].kill()
 
@@ -193,6 +237,18 @@ class RunnerPool:
             return {}
         visible = self._gpus.environment(runner.devices)
         return await self._mps.environment_of(runner.owner, runner.devices, visible, runner.limit_mib)
+
+
+def name_of(model_key: str) -> str:
+    """Return the name of a model from its key, see `Attempt.model_key`."""
+    return model_key.partition("\n")[0]
+
+
+def _is_near(use: RunnerUse, runner: RunnerHandle) -> bool:
+    """Return whether a runner shares a device with this use, or has its model in the machine's memory."""
+    if not use.devices:
+        return not runner.devices and bool(use.model) and name_of(use.model) == name_of(runner.model)
+    return not set(use.devices).isdisjoint(runner.devices)
 
 
 def _is_idle(runner: RunnerHandle) -> bool:

@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from gpu_orchestrator.adapters.gpus.gpu import Gpus, Reading
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.worker.attempt import Attempt
+from gpu_orchestrator.apps.worker.runners.model_cache import ModelCache
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle
 from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerPool
 from gpu_orchestrator.apps.worker.session import system
+from gpu_orchestrator.core.copies import Device
 
 NOTICEABLE_MIB = 64
 NOTICEABLE_C = 5.0
@@ -19,9 +21,10 @@ READ_EVERY_S = 1.0
 
 
 class Reporter:
-    def __init__(self, gpus: Gpus, pool: RunnerPool) -> None:
-        self._gpus, self._pool = gpus, pool
+    def __init__(self, gpus: Gpus, pool: RunnerPool, models: ModelCache) -> None:
+        self._gpus, self._pool, self._models = gpus, pool, models
         self._last: tuple[session.Reading, ...] = ()
+        self._loaded: set[tuple[int, bool, bool, int]] = set()
         self._next_read_at = self._due_at = 0.0
         self.heartbeat_s = 30.0
 
@@ -45,7 +48,8 @@ class Reporter:
             return None
         self._next_read_at = now + READ_EVERY_S
         readings = self._readings()
-        return self._remember(readings, now) if now >= self._due_at or _differ(self._last, readings) else None
+        has_news = _differ(self._last, readings) or self._loaded != _loaded(self._copies())
+        return self._remember(readings, now) if now >= self._due_at or has_news else None
 
     def report(self, now: float) -> session.Report:
         return self._remember(self._readings(), now)
@@ -55,7 +59,7 @@ class Reporter:
 
         Room is what the driver reports as free, plus what the idle runner that the attempt will use already
         holds, minus what other attempts here have reserved and not yet allocated."""
-        now = {reading.uuid: reading for reading in self._gpus.readings()}
+        now = self._by_uuid()
         reserved = attempt.assign.memory_mib
         for device in attempt.assign.devices:
             reading = now.get(device.uuid)
@@ -63,32 +67,57 @@ class Reporter:
                 return (
                     f"device {device.index}: {reading.problem if reading else 'this worker does not have it'}"
                 )
-            reserved_elsewhere = sum(
-                _not_yet_allocated(reading, runner, attempt) for runner in self._pool.all()
-            )
-            free = max(reading.free_mib - reserved_elsewhere, 0)
+            free = self._free_mib(reading, attempt)
             if reserved > free:
                 return f"device {device.index} has {free} MiB free, the task needs {reserved} MiB"
+        if model := self._pool.pinned_near(attempt):
+            return f"model {model!r} is pinned on its devices, and the task needs them whole"
         return ""
+
+    def missing_mib(self, attempt: Attempt) -> dict[Device, int]:
+        """Return how many MiB an attempt lacks on each of its devices that the worker can read; none if it
+        takes whole devices."""
+        if not attempt.assign.memory_mib:
+            return {}
+        now = self._by_uuid()
+        known = (now[uuid] for uuid in attempt.devices if uuid in now)
+        return {each.uuid: attempt.assign.memory_mib - self._free_mib(each, attempt) for each in known}
+
+    def _by_uuid(self) -> dict[str, Reading]:
+        return {reading.uuid: reading for reading in self._gpus.readings()}
+
+    def _free_mib(self, reading: Reading, attempt: Attempt) -> int:
+        waits = sum(self._not_yet_allocated(reading, runner, attempt) for runner in self._pool.all())
+        return max(reading.free_mib - waits, 0)
+
+    def _not_yet_allocated(self, reading: Reading, runner: RunnerHandle, attempt: Attempt) -> int:
+        if reading.uuid not in runner.devices:
+            return 0
+        held = reading.held_by(runner.pids())
+        if not runner.queue:
+            return -held if self._pool.is_served_by(attempt, runner) else 0
+        return max(runner.queue[0].assign.memory_mib - held, 0)
+
+    def _copies(self) -> tuple[session.Copy, ...]:
+        return self._models.report({device.uuid: device.index for device in self._gpus.devices()})
 
     def _readings(self) -> tuple[session.Reading, ...]:
         runners = self._pool.all()
         index = {device.uuid: device.index for device in self._gpus.devices()}
         serving = self._pool.pids()
-        return tuple(_reading(index[now.uuid], now, runners, serving) for now in self._gpus.readings())
+        found = self._gpus.readings()
+        for runner in runners:
+            if runner.copy is not None and runner.devices:
+                pids = runner.pids()
+                held = (now.held_by(pids) for now in found if now.uuid in runner.devices)
+                self._models.measured(runner, max(held, default=0))
+        return tuple(_reading(index[now.uuid], now, runners, serving) for now in found)
 
     def _remember(self, readings: tuple[session.Reading, ...], now: float) -> session.Report:
-        self._last, self._due_at = readings, now + self.heartbeat_s
-        return session.Report(readings, ram_used_mib=system.read().ram_used_mib)
-
-
-def _not_yet_allocated(reading: Reading, runner: RunnerHandle, attempt: Attempt) -> int:
-    if reading.uuid not in runner.devices:
-        return 0
-    held = reading.held_by(runner.pids())
-    if not runner.queue:
-        return -held if runner.devices == attempt.devices else 0
-    return max(runner.queue[0].assign.memory_mib - held, 0)
+        self._last, self._due_at, copies = readings, now + self.heartbeat_s, self._copies()
+        self._loaded = _loaded(copies)
+        used_mib = system.read().ram_used_mib
+        return session.Report(readings, ram_used_mib=used_mib, copies=copies, cache=self._models.counts())
 
 
 def _reading(index: int, now: Reading, runners: list[RunnerHandle], serving: set[int]) -> session.Reading:
@@ -107,6 +136,11 @@ def _reading(index: int, now: Reading, runners: list[RunnerHandle], serving: set
         ecc_errors=now.ecc_errors or 0,
         xid=now.xid,
     )
+
+
+def _loaded(copies: Iterable[session.Copy]) -> set[tuple[int, bool, bool, int]]:
+    """Return what is worth a report of its own: what is loaded, pinned, or has grown."""
+    return {(each.number, each.is_loaded, each.pinned, each.used_mib // NOTICEABLE_MIB) for each in copies}
 
 
 def _differ(before: Iterable[session.Reading], after: Iterable[session.Reading]) -> bool:

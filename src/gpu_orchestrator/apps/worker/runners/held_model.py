@@ -1,0 +1,67 @@
+"""The model that a runner holds: an object of the operator's class, which loads once and then runs tasks.
+
+The class has `load(model)` and `run(task)`. The runner makes one object of it, calls `load` before its first
+task, and `run` for each. The memory is freed because the process ends, whatever a library does with it.
+"""
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from time import monotonic
+from typing import Any, Protocol
+
+import msgspec
+
+from gpu_orchestrator.apps.worker.frames import Load
+from gpu_orchestrator.apps.worker.task import Sink, Task
+
+
+class LoadFailed(Exception):
+    """The model cannot be loaded here; another attempt would end the same."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What `load` receives. `path` is where the weights are, empty if the registry names none; `memory_mib`
+    is reserved on each device, 0 for all of it."""
+
+    name: str
+    path: str
+    memory_mib: int
+    raw_options: bytes
+    key: tuple[str, int]
+    output: Sink
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """The operator's options of this model, as the registry has them."""
+        return msgspec.json.decode(self.raw_options, type=dict[str, Any])
+
+    def progress(self, line: str) -> None:
+        """Add a line to the log of the task that waits for the load."""
+        self.output.write_line(self.key, line)
+
+
+class Handler(Protocol):
+    def load(self, model: Model) -> None: ...
+
+    def run(self, task: Task) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeldModel:
+    handler: Handler
+    load_s: float
+
+
+def load(frame: Load, target: str, output: Sink) -> HeldModel:
+    """Make the object and let it load; raise what its class raises."""
+    if frame.path and not os.path.exists(frame.path):
+        raise LoadFailed(f"model {frame.model!r}: there is nothing at {frame.path} on this worker")
+    began = monotonic()
+    module, _, name = target.partition(":")
+    handler: Handler = getattr(import_module(module), name)()
+    key = (frame.task, frame.attempt)
+    handler.load(Model(frame.model, frame.path, frame.memory_mib, bytes(frame.options), key, output))
+    return HeldModel(handler, monotonic() - began)
