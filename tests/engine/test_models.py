@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.copies import Copy
 from gpu_orchestrator.core.node import node
-from gpu_orchestrator.core.request import Request, request
+from gpu_orchestrator.core.request import Request, Shape, request
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.models import ModelRules
@@ -286,3 +286,30 @@ def test_memory_is_never_given_twice_and_nobody_waits_while_a_worker_is_free(see
             world.wait()
     assert not world.engine.has_waiting
     assert len(world.began) == len(asked)
+
+
+def test_device_with_a_busy_copy_gets_no_second_one_however_much_room_it_has() -> None:
+    world = World(slots=4)
+    assert world.ask("x1", gib=4) == ["x1@a"]
+    assert world.ask("x2", "x3", gib=4) == []
+    assert world.ask("y1", gib=4) == ["y1@a"]
+    assert world.end("x1") == ["x2@a"]
+    world = World(slots=4, gpus=2)
+    world.ask("x1", gib=4)
+    (copy_,) = world.engine.models.on("a")
+    for _ in range(200):
+        if world.ask("x2", gib=4) or world.wait():
+            break
+    (other,) = (each for each in world.engine.models.on("a") if each != replace(copy_, busy=True))
+    assert other.devices != copy_.devices
+
+
+def test_model_without_devices_runs_one_request_at_a_time_on_a_worker() -> None:
+    world = World(2, slots=4)
+    asked = [replace(task(key), shape=shape_without_gpus()) for key in ("x1", "x2", "x3")]
+    assert world.tell(*[events.RequestAdded(each) for each in asked]) == ["x1@a", "x2@b"]
+    assert world.end("x2") == ["x3@b"]
+
+
+def shape_without_gpus() -> Shape:
+    return Shape(gpus=0, milli=0, resources=(("slots", 1),), model="x")

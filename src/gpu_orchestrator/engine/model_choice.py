@@ -176,11 +176,16 @@ class ModelChoice:
             return answer
         load_s = self._models.estimates.load_s(request.shape.model)
         spared = self.spare(waiting, answer)
-        if spared is not None and not self._models.is_full(spared.node):
+        model, models = request.shape.model, self._models
+        if spared is not None and models.may_load(model, spared.node, set(spared.devices)):
             return _Load(spared, load_s)
         plans = [self._plan(waiting, node, load_s, now) for node in self._best_nodes(waiting)]
         found = [each for each in plans if each is not None]
-        return min(found, key=lambda each: each.cost_s) if found else _Load(answer, load_s)
+        if found:
+            return min(found, key=lambda each: each.cost_s)
+        if models.is_busy_on(model, answer.node, set(answer.devices)):
+            return _waits("are busy with the model", self._cluster)
+        return _Load(answer, load_s)
 
     def spare(self, waiting: Waiting, answer: Placement) -> Placement | None:
         """Return this placement, or another one, for which no copy of a model must go; None if there is
@@ -212,6 +217,8 @@ class ModelChoice:
         if chosen is None:
             return None
         ids = tuple(each.device for each in chosen)
+        if self._models.is_busy_on(waiting.request.shape.model, node, set(ids)):
+            return None
         placement = self._among([self._cluster.row(node)], waiting, Exactly(ids))
         if placement is None:
             return None
@@ -230,8 +237,9 @@ class ModelChoice:
         cluster, models, row = self._cluster, self._models, self._cluster.row(node)
         free = Kind(request.shape, cluster.inventory).free(cluster, np.array([row]))[0]
         found: list[_Taken] = []
+        model, gpus = request.shape.model, request.shape.gpus
         for device, at in _layout(cluster, row).position.items():
-            if free[at]:
+            if free[at] and not (gpus == 1 and models.is_busy_on(model, node, {device})):
                 there = [copy for copy in models.idle(node) if device in copy.devices]
                 free_mib = int(cluster.usage.free_mib[row, at])
                 gone = self._gone(request, there, device, free_mib, now)

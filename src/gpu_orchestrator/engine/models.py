@@ -81,6 +81,18 @@ class Models:
     def idle(self, node: str) -> list[Copy]:
         return [each for each in self._on.get(node, {}).values() if not each.busy]
 
+    def is_busy_on(self, model: str, node: str, devices: set[int]) -> bool:
+        """Return True if the copy of a model on exactly these devices is in use. A set of devices has at most
+        one copy of it, and its requests run one by one."""
+        if not model or node not in self.nodes_of(model):
+            return False
+        here = (each for each in self._on[node].values() if each.model == model and each.busy)
+        return any(set(each.devices) == devices for each in here)
+
+    def may_load(self, model: str, node: str, devices: set[int]) -> bool:
+        """Return True if a node has a place for another copy, and these devices none that is in use."""
+        return not self.is_full(node) and not self.is_busy_on(model, node, devices)
+
     def nodes_of(self, model: str) -> set[str]:
         return self._nodes_of.get(model, set())
 
@@ -134,7 +146,7 @@ class Models:
                 known = found.get(at) or before.get(at) or Copy(run.model, run.devices, used_at=now)
                 found[at] = replace(known, busy=True)
         for at, copy in found.items():
-            if copy.load_s and (at not in before or before[at].loaded_at != copy.loaded_at):
+            if copy.load_s and _is_another_load(before.get(at), copy):
                 self.estimates.loaded(copy.model, copy.load_s, copy.mib)
         self._replace(node, found)
         self._room[node] = most
@@ -230,6 +242,14 @@ class Models:
             self._on[node] = copies
         else:
             self._on.pop(node, None)
+
+
+def _is_another_load(before: Copy | None, now: Copy) -> bool:
+    if before is None:
+        return True
+    if now.number:  # its time may differ a little from one report to the next
+        return now.number != before.number
+    return now.loaded_at != before.loaded_at
 
 
 def _pin_of(node: str, at: At) -> str:
