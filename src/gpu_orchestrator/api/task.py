@@ -33,7 +33,8 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     `worker_labels` and be in `pool`; without `pool`, in none. `not_before` and `expires` are as the caller
     wrote them, so that a repeated submission is equal; the store has the moments. `result_ttl_s` is how
     long the task is kept after its end; None as long as others. `takes_results`: its parameters refer to
-    results of its dependencies."""
+    results of its dependencies. `model` is what its handler loads and keeps, empty for a task type that loads
+    nothing; with `only_load`, nothing more is done. `worker` is where it must run, empty for anywhere."""
 
     task_type: str
     model_name: str = ""
@@ -52,6 +53,9 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     expires: str = ""
     result_ttl_s: float | None = None
     takes_results: bool = False
+    model: str = ""
+    only_load: bool = False
+    worker: str = ""
 
 
 SHORT = 500

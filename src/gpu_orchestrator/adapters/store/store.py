@@ -10,6 +10,7 @@ from gpu_orchestrator.adapters.store.history import History
 from gpu_orchestrator.adapters.store.keys import StoredKeys
 from gpu_orchestrator.adapters.store.leadership import Leadership
 from gpu_orchestrator.adapters.store.logs import Logs
+from gpu_orchestrator.adapters.store.models import StoredModels
 from gpu_orchestrator.adapters.store.results import ResultIndex
 from gpu_orchestrator.adapters.store.schedules import Schedules
 from gpu_orchestrator.adapters.store.snapshots import Snapshots
@@ -64,6 +65,7 @@ class Store:
         self.events = Events(self.fenced)
         self.history = History(self.fenced)
         self.keys = StoredKeys(self.fenced, keep_ms=timeouts.keep_ms)
+        self.models = StoredModels(self.fenced)
         self.leadership = Leadership(self.fenced, owner=owner, lease_ms=timeouts.leader_ms)
 
     async def __aenter__(self) -> "Store":

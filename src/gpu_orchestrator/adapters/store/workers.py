@@ -44,6 +44,16 @@ class HeldRow(Item, frozen=True):
         return zip(self.held[::2], self.held[1::2], strict=True)
 
 
+class LoadedModel(Item, frozen=True):
+    """A model that a worker has loaded. `number` is that of the load."""
+
+    number: int
+    model: str
+    devices: tuple[int, ...]
+    load_s: float
+    mib: int
+
+
 class Stamp(Item, frozen=True):
     """`row` differs after a change of the worker's row, `held` after one of what it holds. Both are empty for
     an unknown worker. `done` and `failed` count its tasks. `seen` is when it renewed its lease last, in ms;
@@ -106,8 +116,10 @@ class Workers:
         renewed = await self._fenced.read(_RENEW, self.lease_ms, renewals)
         return [each if isinstance(each, Renewed) else Removed() if each else None for each in renewed]
 
-    async def report(self, reports: Sequence[tuple[str, int, str, Sequence[Item]]]) -> None:
-        """Store reports of devices: `(name, epoch, report as JSON, alerts)` each."""
+    async def report(
+        self, reports: Sequence[tuple[str, int, str, Sequence[Item], Sequence[LoadedModel]]]
+    ) -> None:
+        """Store reports of devices: `(name, epoch, report as JSON, alerts, loaded models)` each."""
         await self._fenced.write(_REPORT, reports)
 
     async def disconnect(

@@ -24,6 +24,9 @@ session → outcomes → completion → response. Read the modules in this order
   http/dependencies         after which others: depends_on, on_failure
   http/scheduling           bodies into schedules, and rows of schedules into answers
   http/routes/schedules     add, list, show, pause, resume, run and delete schedules
+  http/task_models          the model of a task: which one, is it known, how long a load may take
+  http/model_loading        loads and unloads models where an operator says so
+  http/routes/models        the registry of models; what is loaded where; load, unload and pin
   http/wait_stream          tells a client of many tasks as they end
   http/routes/logs          shows the log of a task
   http/log_stream           sends a log to a client that follows it
@@ -66,6 +69,8 @@ session → outcomes → completion → response. Read the modules in this order
 
   fleet/nodes               a worker as a node of the core, a task as a request
   fleet/past_attempts       what earlier attempts teach about the next: where it goes, how much it reserves
+  fleet/models              what is known of models: declared, measured, pinned; what a task of one reserves
+  fleet/model_words         why a task of a model waits, and which models are known, in words
   fleet/rows                reads rows of the store into workers and a cluster
   fleet/fleet_view          a copy of the fleet, its sums and its cluster, updated worker by worker
   fleet/device_gauges       the metrics of all devices as text
@@ -96,6 +101,10 @@ session → outcomes → completion → response. Read the modules in this order
   schedules/template        the task of a schedule, between its moments
   schedules/firing          the leader's chore of queueing tasks whose moment has come
 
+  models/model_sync         keeps this process's book of models in step with the store
+  models/schema             bodies for models
+  models/views              models and their copies as response bodies
+
   events/event_feed         events for all watchers of this process
   events/encoding           events as they are sent, joined once for all watchers
   events/callbacks          sends callbacks when tasks end
@@ -111,5 +120,5 @@ session → outcomes → completion → response. Read the modules in this order
   errors                    the errors of the HTTP API
 
 Imports go down this list of folders: server › http › manager › workers, dispatch › tasks, events,
-schedules › views › fleet, access › errors, metrics, siblings, schedule_schema › task_schema › schema.
+schedules, models › views › fleet, access › errors, metrics, siblings, schedule_schema › task_schema › schema.
 """

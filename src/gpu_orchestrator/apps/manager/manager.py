@@ -42,10 +42,12 @@ from gpu_orchestrator.apps.manager.errors import Conflict, NotFound
 from gpu_orchestrator.apps.manager.events.callbacks import CallbackConfig, CallbackSender
 from gpu_orchestrator.apps.manager.events.event_feed import Feed
 from gpu_orchestrator.apps.manager.events.signing import Signing
-from gpu_orchestrator.apps.manager.fleet import past_attempts, strategies
+from gpu_orchestrator.apps.manager.fleet import model_words, past_attempts, strategies
 from gpu_orchestrator.apps.manager.fleet.device_gauges import DeviceGauges
+from gpu_orchestrator.apps.manager.fleet.models import ModelBook
 from gpu_orchestrator.apps.manager.fleet.nodes import Hints, MemoryPolicy, WorkerState
 from gpu_orchestrator.apps.manager.metrics import Metrics, gauge
+from gpu_orchestrator.apps.manager.models.model_sync import ModelSync
 from gpu_orchestrator.apps.manager.schedules.firing import Chore
 from gpu_orchestrator.apps.manager.siblings import ParentsStore, Place, Siblings
 from gpu_orchestrator.apps.manager.tasks.admission import Admission
@@ -64,6 +66,7 @@ from gpu_orchestrator.apps.manager.workers.sessions import Sessions
 from gpu_orchestrator.apps.manager.workers.tickets import Celery
 from gpu_orchestrator.apps.manager.workers.transports import Polls
 from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.engine.models import ModelRules
 
 if TYPE_CHECKING:
     from gpu_orchestrator.adapters.broker.publisher import Publisher
@@ -112,8 +115,10 @@ class Manager:
         self.task_values = TaskValues(store, self.task_logs.allowed_bytes, self.disk_shortage)
         is_durable = settings.durability == "strict" or not deps.facts.durable
         self.results = Results(settings, sync=is_durable)
+        self.models = ModelBook()
+        self.model_sync = ModelSync(store.models, self.models, self._models_changed)
         self.outcomes = Outcomes(
-            store, self.metrics, self.waiters, self.task_logs, self.results, self.task_values
+            store, self.metrics, self.waiters, self.task_logs, self.results, self.task_values, self.models
         )
         self.retention = Retention(
             store, self.results, Bounds.of(settings), self.metrics, lambda: self.leader.leads
@@ -128,6 +133,7 @@ class Manager:
             Celery(self.publisher.publish, lambda reason: self.metrics.tickets_void.labels(reason).inc())
             if self.publisher
             else None,
+            self.models.pins_on,
         )
         self.polls = Polls(self.sessions, settings.worker_lease)
         self.feed = Feed(store.events, settings.max_watchers)
@@ -143,7 +149,15 @@ class Manager:
             store.callbacks, callback_config, self.metrics, lambda: self.leader.leads
         )
         self.admission = Admission(self.leader.submit)
-        self.waiting = Waiting(store.tasks, self.registry, self.cluster, self.held_back, self._hints_of)
+        self.waiting = Waiting(
+            store.tasks,
+            self.registry,
+            self.cluster,
+            self.held_back,
+            self._hints_of,
+            self.models.memory_mib,
+            lambda model: model_words.why_it_waits(model, self.overview.workers.values()),
+        )
         self.worker_list = WorkerList(store.workers, self.memory)
         self._device_gauges = DeviceGauges(self.memory)
         self.siblings = Siblings(deps.place, self._own_gauges) if deps.place else None
@@ -157,8 +171,10 @@ class Manager:
             forwarded=self.sessions.deliver,
             ended=self.waiters.ended,
             keys=self.key_sync.wake,
+            models=self.model_sync.wake,
         )
         await self.key_sync.refresh()
+        await self.model_sync.refresh()
         self.results.use_folder(await self.store.results.folder())
         await self.store.events.keep(self.settings.events_kept)
         if self.publisher is not None:
@@ -168,6 +184,7 @@ class Manager:
             self.leader,
             listener,
             self.key_sync,
+            self.model_sync,
             self.rate_limiter,
             self.audit,
             self.callback_sender,
@@ -196,6 +213,11 @@ class Manager:
         self.quotas.refresh(self.keys)
         self.sessions.disconnect_keys(lambda key: not self.keys.is_good(key))
         self.feed.disconnect(lambda key: not self.keys.is_good(key), "this key may no longer be used")
+
+    def _models_changed(self) -> None:
+        self.sessions.tell_pins()
+        if self.leader.dispatcher is not None:
+            self.leader.dispatcher.models_changed()
 
     async def disconnect_clients(self) -> None:
         """Close all long-lived connections: watchers of events and sessions of workers."""
@@ -355,6 +377,9 @@ class Manager:
             self.waiters.ended,
             lambda: self.retention.most_active,
             self._deliver_filled,
+            self.models,
+            ModelRules(max_wait_s=self.settings.model_max_wait, min_loaded_s=self.settings.model_min_loaded),
+            lambda worker: self.model_sync.reported([worker]),
         )
 
     def _deliver_filled(self, worker: WorkerState, assign: session.Assign) -> None:

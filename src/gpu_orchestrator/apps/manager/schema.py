@@ -83,9 +83,25 @@ class WorkerInfo(Answer, frozen=True):
     on_disconnect: str
     pool: str
     sharing: str
+    loaded_models: list[str]
+
+
+class LoadedModel(Answer, frozen=True):
+    """A model that a worker has loaded. `memory_usage` is what it holds on all of its devices."""
+
+    name: str
+    memory_usage: str
+    memory_usage_bytes: int
+    load_time: str
+    load_seconds: float
+    last_used: str | None
+    devices: list[int]
+    pinned: bool
+    in_use: bool
 
 
 class WorkerDetail(WorkerInfo, frozen=True):
+    loaded_models: list[LoadedModel]  # type: ignore[assignment]
     system_info: WorkerSystem
     task_history: TaskHistory
     registered_at: str

@@ -148,8 +148,9 @@ def _seconds(row: Row) -> float | None:
 
 
 def worker_detail(row: Row, worker: WorkerState, reserved: dict[int, int]) -> schema.WorkerDetail:
+    fields = worker_fields(worker, row["state"], int(row.get("active", 0)), row.get("seen", ""))
     return schema.WorkerDetail(
-        **worker_fields(worker, row["state"], int(row.get("active", 0)), row.get("seen", "")),
+        **(fields | {"loaded_models": loaded_models(worker)}),
         gpu_info=gpus(worker, reserved),
         system_info=_system(worker.hello.system_info, rows.ram_used_mib(row)),
         task_history=_history(row),
@@ -179,6 +180,7 @@ def gpus(worker: WorkerState, reserved: dict[int, int]) -> list[schema.GpuInfo]:
 
 def worker_fields(worker: WorkerState, state: str, active: int, seen: str) -> dict[str, Any]:
     """Return all of a `WorkerInfo` but its GPUs."""
+    online = worker.online
     return {
         "worker_id": worker.hello.name,
         "status": status_of(worker, state, active),
@@ -191,7 +193,26 @@ def worker_fields(worker: WorkerState, state: str, active: int, seen: str) -> di
         "task_types": list(worker.hello.task_types),
         "on_disconnect": worker.hello.on_disconnect,
         "sharing": worker.hello.sharing or session.ACCOUNTED,
+        "loaded_models": sorted({each.model for each in worker.copies if each.is_loaded}) if online else [],
     }
+
+
+def loaded_models(worker: WorkerState) -> list[schema.LoadedModel]:
+    return [
+        schema.LoadedModel(
+            name=each.model,
+            memory_usage=show_memory(held := each.used_mib * len(each.devices)),
+            memory_usage_bytes=held * MIB,
+            load_time=show_seconds(each.load_s),
+            load_seconds=round(each.load_s, 3),
+            last_used=when(int((worker.reported_s - each.used_ago_s) * 1000)),
+            devices=list(each.devices),
+            pinned=each.pinned,
+            in_use=bool(each.task),
+        )
+        for each in worker.copies
+        if each.is_loaded and worker.online
+    ]
 
 
 def _gpu(

@@ -17,6 +17,9 @@ BODIES: dict[str, Any] = {
     "TaskBatch": {"tasks": [{"task_type": "echo"}]},
     "TaskSelection": {"task_ids": ["unknown"]},
     "KeyRequest": {"name": "ann"},
+    "AssignRequest": {"model_name": "unknown"},
+    "UnloadRequest": {"model_name": "unknown"},
+    "PinRequest": {"model_name": "unknown"},
     "Hello": {"type": "Hello", "name": "p", "instance": "i"},
 }
 METHODS = {"get", "post", "delete"}
@@ -34,7 +37,7 @@ async def test_every_response_has_the_declared_shape(site: Site) -> None:
         if assign.task == done:
             await worker.finish(assign, {"a": 1})
     _, document = await site.call("GET", "/openapi.json")
-    filled = {"task_id": done, "worker_id": "w", "index": "0", "key_id": "bootstrap"}
+    filled = {"task_id": done, "worker_id": "w", "index": "0", "key_id": "bootstrap", "name": "unknown"}
     seen = 0
     for path, operations in document["paths"].items():
         address = re.sub(r"{(\w+)}", lambda found: filled[found[1]], path)

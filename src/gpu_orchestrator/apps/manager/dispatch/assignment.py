@@ -15,6 +15,7 @@ from gpu_orchestrator.adapters.store.records import Assignment, AssignResult, Mo
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager.dispatch.task_table import TaskTable
 from gpu_orchestrator.apps.manager.fleet import rows
+from gpu_orchestrator.apps.manager.fleet.models import ModelBook
 from gpu_orchestrator.apps.manager.fleet.nodes import DeviceGrant, MemoryPolicy, WorkerState
 from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.engine.events import Event, Place, Placed, PlaceFailed, RequestRemoved
@@ -42,6 +43,7 @@ class Assigner:
     deliver: Deliver
     now: Callable[[], float]
     deliver_filled: Deliver
+    models: ModelBook
 
     def plans(self, places: Iterable[Place], workers: Mapping[str, WorkerState]) -> list[PlannedAssignment]:
         """Return a plan for each placement whose worker is still known."""
@@ -77,7 +79,7 @@ class Assigner:
             return
         known.attempt += 1
         assign = rows.message_of(
-            key, known.attempt, known.spec, plan.grant, answer.parameters, answer.correlation
+            key, known.attempt, known.spec, plan.grant, answer.parameters, answer.correlation, self.models
         )
         deliver = self.deliver_filled if known.spec.takes_results else self.deliver
         deliver(plan.worker, assign)

@@ -6,6 +6,7 @@ no harm.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -45,6 +46,7 @@ from gpu_orchestrator.apps.manager.dispatch.task_table import (
     TrackedTask,
 )
 from gpu_orchestrator.apps.manager.fleet import rows
+from gpu_orchestrator.apps.manager.fleet.models import ModelBook, copies_of
 from gpu_orchestrator.apps.manager.fleet.nodes import (
     MemoryPolicy,
     WorkerState,
@@ -59,6 +61,8 @@ from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.engine import Engine
+from gpu_orchestrator.engine.model_estimates import Estimate
+from gpu_orchestrator.engine.models import ModelRules
 from gpu_orchestrator.engine.order import FairBands
 from gpu_orchestrator.policies.registry import Registry
 
@@ -90,6 +94,10 @@ class DispatcherDeps:
     """How many attempts may be active now, because their results need room; None for any number."""
     deliver_filled: Deliver = lambda _worker, _assign: None
     """As `deliver`, for a task whose parameters take results of others."""
+    models: ModelBook = field(default_factory=ModelBook)
+    rules: ModelRules = ModelRules()  # noqa: RUF009 - frozen
+    reported: Callable[[WorkerState], None] = lambda _: None
+    """Called with a worker whose models were reported."""
 
 
 @dataclass(slots=True)
@@ -107,6 +115,8 @@ class Dispatcher:
     _assigning: asyncio.Task[None] | None = None
     _timer: asyncio.TimerHandle | None = None
     _due: float = 0.0
+    _sizes: dict[str, int] = field(default_factory=dict)
+    _resized: deque[str] = field(default_factory=deque)
     _is_deferred: bool = False
     _closed: bool = False
     engine: Engine = field(init=False)
@@ -115,7 +125,7 @@ class Dispatcher:
     def __post_init__(self) -> None:
         deps = self.deps
         self._assigner = Assigner(
-            self.tasks, deps.memory, deps.metrics, deps.deliver, deps.now, deps.deliver_filled
+            self.tasks, deps.memory, deps.metrics, deps.deliver, deps.now, deps.deliver_filled, deps.models
         )
         self.engine = Engine(
             self.deps.registry.policy_of,
@@ -125,7 +135,9 @@ class Dispatcher:
             max_decisions=DECISIONS,
             max_rows=ROWS,
             explains=False,
+            models=deps.rules,
         )
+        self._estimate()
 
     def close(self) -> None:
         self._closed = True
@@ -194,6 +206,28 @@ class Dispatcher:
                     self.invalidate()
         self._schedule_pass()
 
+    def models_changed(self) -> None:
+        """Ask again for the tasks that wait for a model whose size is known now, or known better."""
+        changed, line = self._estimate(), self.engine.models.line
+        self._resized.extend(each.request.key for model in changed for _, each in line.of(model))
+        self._run_pass()
+
+    def _estimate(self) -> list[str]:
+        """Take in what the book says of all models; return those whose size it changes."""
+        before, self._sizes = self._sizes, {}
+        for each in self.deps.models.models.values():
+            self._sizes[each.name] = mib = each.memory_mib
+            self.engine.models.estimates.declare(each.name, Estimate(each.load_s, None, mib or None))
+        names = before.keys() | self._sizes.keys()
+        return [name for name in names if before.get(name, 0) != self._sizes.get(name, 0)]
+
+    def _resize(self) -> None:
+        """Ask again for a part of those tasks: there may be a hundred thousand."""
+        for _ in range(min(len(self._resized), BATCH)):
+            key = self._resized.popleft()
+            if (known := self.tasks.get(key)) is not None and known.waits and self.engine.waiting(key):
+                self._enqueue(key)
+
     def recount(self) -> None:
         """Update the limits of all owners: their keys may have changed, or a new day may have started."""
         for owner in list(self._limits):
@@ -233,7 +267,7 @@ class Dispatcher:
         for each in new:
             if each.not_before_ms or each.needs:
                 continue  # the store tells when it may begin
-            spec, shape = spec_and_shape(each.spec)
+            spec, shape = spec_and_shape(each.spec, self.deps.models.memory_mib)
             self._update_limit(spec.tenant)
             self.tasks[each.id] = TrackedTask(spec, 0, now)
             asked = Request(each.id, shape, spec.priority, spec.tenant)
@@ -261,7 +295,7 @@ class Dispatcher:
         known = self.tasks.get(item.id)
         if known is not None and known.attempt > item.attempt:
             return
-        spec, shape = spec_and_shape(item.spec)
+        spec, shape = spec_and_shape(item.spec, self.deps.models.memory_mib)
         self._update_limit(spec.tenant)
         # Until its first attempt, `after` is when a scheduled task came into the queue: it must not pass the
         # others for the time that it was not there.
@@ -296,7 +330,8 @@ class Dispatcher:
     def _enqueue(self, name: str) -> None:
         known = self.tasks[name]
         learnt = hints(known.spec, known.deaths, self.workers, self.deps.memory)
-        self._handle(events.RequestAdded(request_of(name, known.spec, learnt), since=known.created_s))
+        asked = request_of(name, known.spec, learnt, self.deps.models.memory_mib)
+        self._handle(events.RequestAdded(asked, since=known.created_s))
 
     def _forget(self, name: str) -> None:
         self.tasks.discard(name)
@@ -310,7 +345,8 @@ class Dispatcher:
             spec, each.attempt, each.created_ms / 1000, deaths_of(each.deaths), waits=False
         )
         placement = rows.placement_of(each.id, each.worker, rows.read_grant(each.place))
-        self._handle(events.PlacementObserved(placement, request_of(each.id, spec)))
+        asked = request_of(each.id, spec, sizes=self.deps.models.memory_mib)
+        self._handle(events.PlacementObserved(placement, asked))
 
     def _worker_changed(self, name: str, row: Row | None) -> None:
         if row is not None:
@@ -328,6 +364,10 @@ class Dispatcher:
         held = cluster.held_on(name).values() if name in cluster else ()
         reserved = rows.reserved_on(worker, self.deps.memory, held)
         self._handle(events.NodeUpdated(node_of(worker, self.deps.memory, reserved)))
+        if worker.hello.model_types:
+            copies = copies_of(worker.copies, worker.reported_s) if worker.online else ()
+            self._handle(events.CopiesObserved(name, copies, worker.hello.most_models))
+            self.deps.reported(worker)
 
     def _handle(self, event: events.Event) -> None:
         """Queue an event; `_run_pass` hands all of them to the engine at once."""
@@ -346,6 +386,7 @@ class Dispatcher:
         """Let the engine decide, start assigning its placements, and set the timer for the next deadline."""
         if self._closed:
             return
+        self._resize()
         if self._events:
             self._decide()
         if self._places and self._assigning is None:
@@ -397,6 +438,8 @@ class Dispatcher:
 
     def _next_delay_s(self) -> float | None:
         now = self.deps.now()
+        if self._resized:
+            return 0.0
         due = [self._delayed[0][0]] if self._delayed else []
         if (deadline := self.engine.deadline(now)) is not None:
             due.append(deadline)

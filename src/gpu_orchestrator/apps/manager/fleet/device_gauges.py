@@ -14,12 +14,17 @@ from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy, WorkerState
 from gpu_orchestrator.core.cluster import Cluster
 
 AT_ONCE = 50
-DEVICE = ("device", "worker")
+DEVICE, WORKER = ("device", "worker"), ("worker",)
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "gpu_alert": ("1 while an alert is active", (*DEVICE, "kind")),
     "gpu_memory_used_bytes": ("Used memory as the driver reports it", DEVICE),
     "gpu_memory_free_bytes": ("Memory that can still be reserved", DEVICE),
-    "gpu_memory_reserved_bytes": ("Memory reserved for tasks", DEVICE),
+    "gpu_memory_reserved_bytes": ("Memory reserved for tasks and pinned models", DEVICE),
+    "models_loaded": ("Copies of models that are loaded", WORKER),
+    "model_cache_hits": ("Tasks that found their model loaded, since the worker started", WORKER),
+    "model_cache_misses": ("Tasks that loaded their model, since the worker started", WORKER),
+    "model_cache_evictions": ("Models that were evicted, since the worker started", WORKER),
+    "model_load_failures": ("Loads of models that failed, since the worker started", WORKER),
 }
 """The text and labels of each."""
 Lines = tuple[str, ...]
@@ -75,7 +80,16 @@ class DeviceGauges:
             free.append(f"gpu_memory_free_bytes{labels} {_bytes(max(int(left[at]), 0))}\n")
             mib = reserved[device.index].mib if device.index in reserved else 0
             held.append(f"gpu_memory_reserved_bytes{labels} {_bytes(mib)}\n")
-        return "".join(alerts), "".join(used), "".join(free), "".join(held)
+        return "".join(alerts), "".join(used), "".join(free), "".join(held), *_models(worker, named)
+
+
+def _models(worker: WorkerState, named: str) -> Lines:
+    if not worker.hello.model_types:
+        return ("",) * 5
+    counts, loaded = worker.cache, sum(each.is_loaded for each in worker.copies)
+    values = (loaded, counts.hits, counts.misses, counts.evictions, counts.failures)
+    names = [name for name, (_, labels) in FAMILIES.items() if labels == WORKER]
+    return tuple(f'{name}{{worker="{named}"}} {value}.0\n' for name, value in zip(names, values, strict=True))
 
 
 def _bytes(mib: int) -> str:

@@ -122,7 +122,8 @@ class HeldCluster:
         return [name for name in here if not self._is_current(name, workers[name], stamps[name].held)]
 
     def put(self, worker: WorkerState, stamp: str, held: Iterable[Placement]) -> None:
-        name, cluster, now = worker.hello.name, self.cluster, {each.key: each for each in held}
+        name, cluster, held = worker.hello.name, self.cluster, list(held)
+        now = {each.key: each for each in (*held, *rows.pins_on(worker, held))}
         before = cluster.held_on(name) if name in cluster else {}
         for key, placement in before.items():
             if now.get(key) != placement:

@@ -3,7 +3,8 @@
 Pure, so the dispatcher, the overview and `explain` all get the same result.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import msgspec
@@ -42,10 +43,12 @@ class MemoryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Memory reserved on one device, and the part of it that its holders have not allocated yet."""
+    """Memory reserved on one device, and the part of it that its holders have not allocated yet. What loaded
+    models hold that no task uses is `evictable_mib`."""
 
     mib: int = 0
     unallocated_mib: int = 0
+    evictable_mib: int = 0
 
 
 def free_mib(
@@ -53,11 +56,11 @@ def free_mib(
 ) -> int:
     """Return the memory that can still be reserved: the smaller of our own accounting and the driver's
     reading. Memory used by other processes counts in both. Memory that is reserved but not yet allocated is
-    free for the driver, but not for us."""
+    free for the driver, but not for us; that of models which can be evicted is free for us alone."""
     if reading is None:
         return int(total_mib * memory.threshold) - reserved.mib
     by_accounting = int(total_mib * memory.threshold) - reserved.mib - reading.others_mib
-    by_driver = reading.free_mib - memory.headroom_mib - reserved.unallocated_mib
+    by_driver = reading.free_mib + reserved.evictable_mib - memory.headroom_mib - reserved.unallocated_mib
     return min(by_accounting, by_driver)
 
 
@@ -87,6 +90,10 @@ class WorkerState:
     score: float | None = None
     api: str = ""
     connection: str = ""
+    copies: tuple[session.Copy, ...] = ()
+    cache: session.CacheCounts = session.CacheCounts()  # noqa: RUF009 - frozen
+    reported_s: float = 0.0
+    """When the readings and the copies were reported, by the store's clock."""
 
 
 def shown_score(score: float | None) -> str:
@@ -154,29 +161,63 @@ PREFER_DEVICES = "preferIds"
 """The allocator that obeys `prefer_devices`."""
 
 
-def request_of(name: str, spec: TaskSpec, hints: Hints = NO_HINTS) -> Request:
-    """Return the task as a request. Without `memory_mib` in the spec the task gets whole devices."""
+Sizes = Callable[[str], int]
+"""Returns what a model takes on each device, in MiB; 0 if nobody knows."""
+
+
+def no_sizes(_: str) -> int:
+    return 0
+
+
+def request_of(name: str, spec: TaskSpec, hints: Hints = NO_HINTS, sizes: Sizes = no_sizes) -> Request:
+    """Return the task as a request. Without `memory_mib` in the spec, and without a model of known size, the
+    task gets whole devices."""
     if hints is NO_HINTS:  # whose hash would cost more than the rest of the call
-        return Request(name, plain_shape(spec), spec.priority, spec.tenant)
-    memory_mib = max(spec.memory_mib, hints.memory_mib) if spec.memory_mib else 0
+        return Request(name, plain_shape(spec, sizes), spec.priority, spec.tenant)
+    plain = plain_shape(spec, sizes)
+    memory_mib = max(plain.memory_mib, hints.memory_mib) if spec.gpus and not plain.exclusive else 0
     allocator = PREFER_DEVICES if hints.prefer_devices else ""
     shape = _shape(spec.task_type, spec.gpus, memory_mib, spec.vendor, spec.pool, _labels(spec), hints)
-    return Request(name, shape, spec.priority, spec.tenant, allocator=allocator)
+    return Request(name, _for_model(shape, spec), spec.priority, spec.tenant, allocator=allocator)
 
 
-def plain_shape(spec: TaskSpec) -> Shape:
+def plain_shape(spec: TaskSpec, sizes: Sizes) -> Shape:
     """Return the shape of a task of which nothing was learnt yet."""
+    if not spec.model and not spec.worker:
+        return _plain_shape(spec)
+    memory_mib = max(spec.memory_mib, sizes(spec.model) if spec.model else 0) if spec.gpus else 0
+    shape = _shape(spec.task_type, spec.gpus, memory_mib, spec.vendor, spec.pool, _labels(spec))
+    return _for_model(shape, spec)
+
+
+def _plain_shape(spec: TaskSpec) -> Shape:
     return _shape(spec.task_type, spec.gpus, spec.memory_mib, spec.vendor, spec.pool, _labels(spec))
 
 
-def spec_and_shape(text: str) -> tuple[TaskSpec, Shape]:
+@lru_cache(maxsize=4096)
+def _of_model(shape: Shape, model: str, worker: str) -> Shape:
+    only = (Expression("metadata.name", "In", (worker,)),)
+    affinity = tuple(replace(each, fields=(*each.fields, *only)) for each in shape.affinity or (Term(),))
+    return replace(shape, model=model, affinity=affinity if worker else shape.affinity)
+
+
+def _for_model(shape: Shape, spec: TaskSpec) -> Shape:
+    return _of_model(shape, spec.model, spec.worker) if spec.model or spec.worker else shape
+
+
+def spec_and_shape(text: str, sizes: Sizes) -> tuple[TaskSpec, Shape]:
     """Return a stored task's spec, and its shape without hints."""
+    spec, shape = _cached_spec_and_shape(text)
+    return spec, plain_shape(spec, sizes) if spec.model or spec.worker else shape
+
+
+def _cached_spec_and_shape(text: str) -> tuple[TaskSpec, Shape]:
     return _short_spec_and_shape(text) if len(text) <= task.SHORT else _spec_and_shape(text)
 
 
 def _spec_and_shape(text: str) -> tuple[TaskSpec, Shape]:
     spec = task.decode(text)
-    return spec, plain_shape(spec)
+    return spec, _plain_shape(spec)
 
 
 _short_spec_and_shape = lru_cache(maxsize=16384)(_spec_and_shape)

@@ -1,6 +1,7 @@
 """Decodes rows of the store into values, and builds a cluster of them for queries outside the dispatcher."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import msgspec
@@ -10,6 +11,7 @@ from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.api import session
 from gpu_orchestrator.api.task import TaskSpec
+from gpu_orchestrator.apps.manager.fleet.models import ModelBook
 from gpu_orchestrator.apps.manager.fleet.nodes import (
     ActiveAlert,
     DeviceGrant,
@@ -24,6 +26,7 @@ from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.errors import InvalidRequest
 from gpu_orchestrator.engine.events import Place
+from gpu_orchestrator.engine.models import PIN
 
 _hello = msgspec.json.Decoder(session.Hello)
 _report = msgspec.json.Decoder(session.Report)
@@ -70,6 +73,9 @@ def worker_state_of(row: Row) -> WorkerState:
         score=score_of(done, failed),
         api=row.get("api", ""),
         connection=row.get("connection", ""),
+        copies=report.copies if report else (),
+        cache=report.cache if report else session.CacheCounts(),
+        reported_s=int(row.get("reported") or 0) / 1000,
     )
 
 
@@ -131,18 +137,44 @@ def milli_of(grant: DeviceGrant, worker: WorkerState, memory: MemoryPolicy) -> i
 
 
 def reserved_on(worker: WorkerState, memory: MemoryPolicy, held: Iterable[Placement]) -> dict[int, Reserved]:
-    """Return the memory reserved on each device of a worker, and the part that its holders have not
-    allocated."""
+    """Return the memory reserved on each device of a worker, the part that its holders have not allocated,
+    and what loaded models hold for none of them."""
     offered = {each.index: int(each.memory_mib * memory.threshold) for each in worker.hello.devices}
     has = {(reading.index, held.task): held.used_mib for reading in worker.readings for held in reading.held}
     found: dict[int, Reserved] = {}
+    keys = set()
     for placement in held:
+        keys.add(placement.key)
         for index in placement.devices:
             before = found.get(index, Reserved())
             mib = offered.get(index, 0) if placement.exclusive else placement.memory_mib
             waits = max(mib - has.get((index, placement.key), 0), 0)
             found[index] = Reserved(before.mib + mib, before.unallocated_mib + waits)
+    for copy in worker.copies:
+        # A task that the report names may have ended since. Pinned copies count as well: a placement of its
+        # own holds its memory.
+        if copy.task not in keys:
+            for index in copy.devices:
+                before = found.get(index, Reserved())
+                found[index] = replace(before, evictable_mib=before.evictable_mib + copy.used_mib)
     return found
+
+
+def pins_on(worker: WorkerState, held: Iterable[Placement]) -> list[Placement]:
+    """Return a placement for each pinned copy that no task uses: it holds the copy's memory."""
+    keys = {each.key for each in held}
+    return [
+        Placement(
+            f"{PIN}{worker.hello.name}:{copy.number}",
+            worker.hello.name,
+            copy.devices,
+            exclusive=False,
+            milli=0,
+            memory_mib=copy.used_mib,
+        )
+        for copy in worker.copies
+        if copy.pinned and copy.is_loaded and copy.task not in keys
+    ]
 
 
 def reserved_mib(worker: WorkerState, memory: MemoryPolicy, places: Iterable[str]) -> dict[int, int]:
@@ -162,7 +194,13 @@ def _offered_mib(worker: WorkerState, index: int, memory: MemoryPolicy) -> int:
 
 
 def message_of(
-    task: str, attempt: int, spec: TaskSpec, grant: DeviceGrant, parameters: str, correlation: str
+    task: str,
+    attempt: int,
+    spec: TaskSpec,
+    grant: DeviceGrant,
+    parameters: str,
+    correlation: str,
+    models: ModelBook,
 ) -> session.Assign:
     return session.Assign(
         task,
@@ -177,6 +215,8 @@ def message_of(
         timeout_s=spec.timeout_s,
         correlation_id=correlation,
         owner=spec.tenant,
+        model=models.message(spec),
+        only_load=spec.only_load,
     )
 
 
@@ -205,6 +245,7 @@ def cluster_of(
             held[task.worker].append(placement_of(task.id, task.worker, read_grant(task.place)))
     cluster = Cluster()
     for name, worker in workers.items():
+        held[name] += pins_on(worker, held[name])
         cluster.set_node(node_of(worker, memory, reserved_on(worker, memory, held[name])))
         for placement in held[name]:
             cluster.account(placement)

@@ -30,6 +30,7 @@ sees all events.
 | `worker_registered`, `worker_status_changed` | a worker joins; its status or an operator's setting changes |
 | `task_started`, `task_requeued`, `task_completed`, `task_failed`, `task_cancelled` | a task changes state |
 | `schedule_fired`, `schedule_skipped`, `schedule_stopped` | a schedule queues a task, skips, stops |
+| `model_loaded`, `model_unloaded` | a worker loaded a model, or has it no more: see [models](../models.md) |
 | `gpu_alert` | an alert is `raised` or `cleared`: see [operations](../operations.md) |
 | `callback_failed` | the server gave up a callback |
 | `tasks_forgotten` | the server begins to forget ended tasks early, for the `reason` given |

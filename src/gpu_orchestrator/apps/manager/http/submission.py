@@ -33,7 +33,7 @@ from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.access.limits import UNLIMITED, Allowance
 from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import plain_shape
-from gpu_orchestrator.apps.manager.http import dependencies
+from gpu_orchestrator.apps.manager.http import dependencies, task_models
 from gpu_orchestrator.apps.manager.http.dependencies import LINK_BYTES
 from gpu_orchestrator.apps.manager.http.task_wishes import pool_allowed, pool_of, times_of
 from gpu_orchestrator.apps.manager.manager import Manager
@@ -56,9 +56,33 @@ async def accept(
     manager: Manager, requests: Sequence[task_schema.TaskRequest], key: Key, correlation: str
 ) -> list[Accepted]:
     """Store all of these tasks, or store none and raise the error that says why."""
+    await task_models.refresh(manager, requests)
     specs = [_spec(manager, each, key, number) for number, each in enumerate(requests)]
+    return await _store(manager, requests, specs, key, correlation)
+
+
+async def accept_load(
+    manager: Manager, request: task_schema.TaskRequest, key: Key, correlation: str, worker: str
+) -> Accepted:
+    """Store a task that loads its model, on this worker if one is named, and does nothing more."""
+    await task_models.refresh(manager, [request])
+    spec = structs.replace(_spec(manager, request, key), only_load=True, worker=worker)
+    if not spec.model:
+        raise errors.Conflict(f"no worker loads models of {request.task_type!r}; start one with --model")
+    (taken,) = await _store(manager, [request], [spec], key, correlation)
+    return taken
+
+
+async def _store(
+    manager: Manager,
+    requests: Sequence[task_schema.TaskRequest],
+    specs: Sequence[TaskSpec],
+    key: Key,
+    correlation: str,
+) -> list[Accepted]:
+    """Store tasks whose specs are made; see `accept`."""
     if len(specs) == 1:
-        await _check(manager, 0, specs[0], plain_shape(specs[0]))
+        await _check(manager, 0, specs[0], plain_shape(specs[0], manager.models.memory_mib))
     else:
         await _check_all(manager, specs)
     now_s = time()
@@ -78,8 +102,9 @@ async def accept(
 
 async def checked(manager: Manager, request: task_schema.TaskRequest, key: Key, correlation: str) -> NewTask:
     """Return the task of a request, as `accept` would store it now; raise the error that says why not."""
+    await task_models.refresh(manager, [request])
     spec = _spec(manager, request, key)
-    await _check(manager, 0, spec, plain_shape(spec))
+    await _check(manager, 0, spec, plain_shape(spec, manager.models.memory_mib))
     return _new(manager, request, spec, _Sender(key, correlation, time()))
 
 
@@ -92,8 +117,10 @@ async def put(manager: Manager, new: NewTask, key: Key) -> Accepted:
     return answer
 
 
-def accepted(manager: Manager, taken: Sequence[Accepted]) -> list[task_schema.TaskAccepted]:
-    wait_s = round(manager.overview.wait_s(manager.metrics.average_s), 1)
+def accepted(
+    manager: Manager, taken: Sequence[Accepted], load_s: float = 0.0
+) -> list[task_schema.TaskAccepted]:
+    wait_s = round(manager.overview.wait_s(manager.metrics.average_s) + load_s, 1)
     return [
         task_schema.TaskAccepted(
             task_id=each.id,
@@ -245,6 +272,7 @@ def _spec(manager: Manager, request: task_schema.TaskRequest, key: Key, number: 
         not_before=request.not_before,
         expires=request.expires,
         takes_results=dependencies.takes_results(request, number),
+        model=task_models.model_of(manager, request, number),
     )
 
 
@@ -309,7 +337,7 @@ async def _check_all(manager: Manager, specs: Sequence[TaskSpec]) -> None:
     """Raise an error for the first task that no worker can ever take. A batch mostly asks for few shapes."""
     checked: set[Shape] = set()
     for number, spec in enumerate(specs):
-        shape = plain_shape(spec)
+        shape = plain_shape(spec, manager.models.memory_mib)
         if shape not in checked:
             checked.add(shape)
             await _check(manager, number, spec, shape)
@@ -333,7 +361,8 @@ async def _check(manager: Manager, number: int, spec: TaskSpec, shape: Shape) ->
 def _threshold(manager: Manager, spec: TaskSpec, refusal: Refusal) -> str:
     """Return that a part of each device stays free, if a task was refused for its memory; else it would look
     as if a device of the requested size were too small."""
-    is_short = spec.memory_mib and any(f"{spec.memory_mib} MiB" in text for text, _ in refusal.reasons)
+    wanted_mib = plain_shape(spec, manager.models.memory_mib).memory_mib
+    is_short = wanted_mib and any(f"{wanted_mib} MiB" in text for text, _ in refusal.reasons)
     part = manager.memory.threshold
     return (
         f"; {part:.0%} of a GPU's memory can be reserved (GPU_MEMORY_THRESHOLD)"

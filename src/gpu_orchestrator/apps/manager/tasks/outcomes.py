@@ -25,6 +25,7 @@ from gpu_orchestrator.adapters.store.tasks import FinishResult, row_of
 from gpu_orchestrator.api import session, task
 from gpu_orchestrator.api.cutting import cut
 from gpu_orchestrator.apps.manager.fleet import rows
+from gpu_orchestrator.apps.manager.fleet.models import ModelBook
 from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.apps.manager.tasks.batching import BatchQueue
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters
@@ -70,7 +71,9 @@ class Outcomes:
         logs: TaskLogs,
         results: Results,
         values: TaskValues,
+        models: ModelBook | None = None,
     ) -> None:
+        self._models = models or ModelBook()
         self._store, self._metrics, self._waiters, self._logs = store, metrics, waiters, logs
         self._values = values
         self._results, self._inputs = results, Inputs(store.tasks, results)
@@ -140,7 +143,9 @@ class Outcomes:
             if row and row["attempt"] == str(each.attempt) and row["state"] in task.ACTIVE:
                 spec, grant = task.decode(row["spec"]), rows.read_grant(row["place"])
                 params, correlation = row["params"], row["correlation"]
-                assign = rows.message_of(each.id, each.attempt, spec, grant, params, correlation)
+                assign = rows.message_of(
+                    each.id, each.attempt, spec, grant, params, correlation, self._models
+                )
                 if spec.takes_results:
                     found += [filled] if (filled := await self._filled(by, assign)) else []
                 else:

@@ -39,6 +39,9 @@ class Overview:
         self._stamps: dict[str, Stamp] = {}
         self._fleet, self._held = FleetView(memory), HeldCluster(memory)
         self._misfits: dict[Shape, Refusal | None] = {}
+        self.model_types: frozenset[str] = frozenset()
+        """The task types of the workers that load models."""
+        self._task_types: set[str] = set()
 
     @property
     def workers(self) -> dict[str, WorkerState]:
@@ -66,6 +69,9 @@ class Overview:
         self._stamps = await self._store.workers.stamps(self.counts.workers)
         if await self._read_workers(self._stamps):
             self._misfits = {}
+            workers = self.workers.values()
+            self.model_types = frozenset(name for each in workers for name in each.hello.model_types)
+            self._task_types = {name for each in workers for name in each.hello.task_types}
         if started_at > self._expired_at:
             self._refreshed_at = started_at
 
@@ -112,7 +118,7 @@ class Overview:
         self._accepted_bytes += kept
 
     def task_types(self) -> set[str]:
-        return {name for worker in self.workers.values() for name in worker.hello.task_types}
+        return self._task_types
 
     def wait_s(self, average_s: float) -> float:
         """Estimate how long a task submitted now will wait, from the average duration of recent tasks."""

@@ -12,7 +12,7 @@ from gpu_orchestrator.adapters.store.tasks import Row, Tasks
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.fleet import words
-from gpu_orchestrator.apps.manager.fleet.nodes import NO_HINTS, Hints, request_of
+from gpu_orchestrator.apps.manager.fleet.nodes import NO_HINTS, Hints, Sizes, no_sizes, request_of
 from gpu_orchestrator.apps.manager.views import Wait
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.cluster import Cluster
@@ -38,7 +38,8 @@ class Judged:
 
 class Waiting:
     """`cluster` returns the cluster as it is now; `held_back` returns why no task of an owner may start,
-    empty if one may; `hints_of` returns what the earlier attempts of a task teach about the next."""
+    empty if one may; `hints_of` returns what the earlier attempts of a task teach about the next. `sizes`
+    returns what a model takes, and `model_waits` what its tasks wait for where there is room."""
 
     def __init__(
         self,
@@ -47,7 +48,10 @@ class Waiting:
         cluster: Callable[[], Awaitable[Cluster]],
         held_back: Callable[[str], Awaitable[str]],
         hints_of: Callable[[TaskSpec, str], Hints] = lambda _spec, _deaths: NO_HINTS,
+        sizes: Sizes = no_sizes,
+        model_waits: Callable[[str], str] = lambda _: "",
     ) -> None:
+        self._sizes, self._model_waits = sizes, model_waits
         self._hints_of = hints_of
         self._stored, self._registry, self._cluster, self._held_back = stored, registry, cluster, held_back
         self._judged = Judged()
@@ -59,7 +63,7 @@ class Waiting:
             return {}
         positions = await self._stored.positions(list(queued))
         judged, requests = await self._judge(queued)
-        return {name: _wait(requests[name], judged, positions.get(name)) for name in queued}
+        return {name: self._wait(requests[name], judged, positions.get(name)) for name in queued}
 
     async def _judge(self, queued: Mapping[str, Row]) -> tuple[Judged, dict[str, Request]]:
         if monotonic() - self._judged.since > FRESH_S:
@@ -72,7 +76,7 @@ class Waiting:
 
     def _request(self, name: str, row: Row) -> Request:
         spec, deaths = task.decode(row["spec"]), row.get("deaths", "")
-        return request_of(name, spec, self._hints_of(spec, deaths) if deaths else NO_HINTS)
+        return request_of(name, spec, self._hints_of(spec, deaths) if deaths else NO_HINTS, self._sizes)
 
     async def _judge_owners(self, known: dict[str, str], owners: set[str]) -> None:
         for owner in owners - set(known):
@@ -89,11 +93,11 @@ class Waiting:
         for shape in new:
             known[shape] = why_not(shape, cluster, self._registry.policy_of(requests[shape]))
 
-
-def _wait(request: Request, judged: Judged, position: int | None) -> Wait:
-    refusal = judged.refusals.get(request.shape)
-    if held_back := judged.owners.get(request.tenant):
-        return Wait(held_back, position)
-    if refusal is None:
-        return Wait("", position)
-    return Wait(words.why_it_waits(refusal), position, words.needs_another_worker(refusal))
+    def _wait(self, request: Request, judged: Judged, position: int | None) -> Wait:
+        refusal = judged.refusals.get(request.shape)
+        if held_back := judged.owners.get(request.tenant):
+            return Wait(held_back, position)
+        if refusal is None:
+            model = request.shape.model
+            return Wait(self._model_waits(model) if model else "", position)
+        return Wait(words.why_it_waits(refusal), position, words.needs_another_worker(refusal))

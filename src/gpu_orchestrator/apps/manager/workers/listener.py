@@ -1,5 +1,5 @@
 """Receives what other processes publish through the store: news for the leader, frames for workers, ended
-tasks, changed keys."""
+tasks, changed keys and models."""
 
 import asyncio
 import contextlib
@@ -25,9 +25,10 @@ class Listener:
         forwarded: Callable[[bytes], None],
         ended: Callable[[str], None],
         keys: Callable[[], None],
+        models: Callable[[], None],
     ) -> None:
         self._store, self._wake, self._forwarded, self._ended = store, wake, forwarded, ended
-        self._keys = keys
+        self._keys, self._models = keys, models
 
     async def run(self) -> None:
         """Receive messages until cancelled. Messages published while the connection is down are lost; polling
@@ -35,7 +36,7 @@ class Listener:
         while True:
             with contextlib.suppress(StoreError):
                 async for channel, data in self._store.database.listen(
-                    "wake", "ended", "keys", self._frame_channel
+                    "wake", "ended", "keys", "models", self._frame_channel
                 ):
                     self._handle(channel, data)
             await asyncio.sleep(PAUSE_S)
@@ -49,6 +50,8 @@ class Listener:
             self._wake()
         elif channel == "keys":
             self._keys()
+        elif channel == "models":
+            self._models()
         elif channel == "ended":
             for task in _ids.decode(data):
                 self._ended(task)

@@ -17,7 +17,7 @@ from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.records import Active, Registration, Renewal, Renewed
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import FinishResult, Row
-from gpu_orchestrator.adapters.store.workers import RegisterResult, Removed
+from gpu_orchestrator.adapters.store.workers import LoadedModel, RegisterResult, Removed
 from gpu_orchestrator.api import pieces, session
 from gpu_orchestrator.api.cutting import cut
 from gpu_orchestrator.apps.manager.access.keys import Key
@@ -72,6 +72,9 @@ class Session:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _cancelled: set[Attempt] = field(default_factory=set)
     _claimed: frozenset[Attempt] = frozenset()
+    has_models: bool = False
+    """Whether the worker loads models; others do not understand messages about them."""
+    _pins: tuple[str, ...] | None = None
     _wish: str = ""
     _ack_timer: asyncio.TimerHandle | None = None
     _tickets: tickets.Tickets | None = None
@@ -97,6 +100,12 @@ class Session:
         elif self._ack_timer is None:
             self._ack_timer = asyncio.get_running_loop().call_later(ACK_DELAY_S, self._ack_due)
 
+    def pin(self, models: tuple[str, ...]) -> None:
+        """Tell the worker which models it must not evict, if that changed."""
+        if self.has_models and self.epoch and self._pins != models:
+            self._pins = models
+            self.send(session.Pins(models))
+
     def _ack_due(self) -> None:
         self._ack_timer = None
         if self._link.has_messages:
@@ -118,7 +127,7 @@ class Session:
             )
         )
         self.epoch = registered.epoch
-        self._link.pieces = hello.pieces
+        self._link.pieces, self.has_models = hello.pieces, bool(hello.model_types)
         if registered.kind in ("new", "resumed"):
             resumed = registered.kind == "resumed"
             if self.celery is not None and hello.executor == session.CELERY:
@@ -305,7 +314,12 @@ class Session:
         with contextlib.suppress(StoreError):  # the next report follows soon
             report = _shortened(report)
             found = alerts.of(report.readings, self.config.alerts)
-            await self.store.workers.report([(self.name, self.epoch, rows.encode(report), found)])
+            loaded = [
+                LoadedModel(each.number, each.model, each.devices, each.load_s, each.used_mib)
+                for each in report.copies
+                if each.is_loaded
+            ]
+            await self.store.workers.report([(self.name, self.epoch, rows.encode(report), found, loaded)])
 
     async def _leaving(self) -> None:
         with contextlib.suppress(StoreError):  # then its lease expires soon

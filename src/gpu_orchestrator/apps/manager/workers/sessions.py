@@ -66,7 +66,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 class Sessions:
     """All open sessions; `on_registered` is called when a worker has registered or was refused. `celery`
-    sends tickets to the workers that want them."""
+    sends tickets to the workers that want them. `pins_on` returns the models that a worker must not evict."""
 
     def __init__(
         self,
@@ -75,8 +75,9 @@ class Sessions:
         config: SessionConfig,
         on_registered: Callable[[], None],
         celery: Celery | None = None,
+        pins_on: Callable[[str], tuple[str, ...]] = lambda _: (),
     ) -> None:
-        self._celery = celery
+        self._celery, self._pins_on = celery, pins_on
         self._store, self._outcomes, self._config = store, outcomes, config
         self._on_registered = on_registered
         self._open: dict[str, Session] = {}
@@ -123,6 +124,12 @@ class Sessions:
         elif api and api != self._store.owner:
             frame = session.frame(message) if pieces.weight(message) <= pieces.WHOLE else b""
             self._background.start(self._publish(api, ForwardedFrame(worker, frame, epoch)))
+
+    def tell_pins(self) -> None:
+        """Tell the workers connected here which models they must not evict, where that changed."""
+        for name, here in self._open.items():
+            if here.has_models:
+                here.pin(self._pins_on(name))
 
     def cancel(self, worker: str, api: str, task: str, attempt: int) -> None:
         if (here := self._open.get(worker)) is not None:
@@ -197,6 +204,7 @@ class Sessions:
             return await self._close(connected, session.Goodbye(why, refused=True, retry=retry))
         before = self._open.get(connected.name)
         self._open[connected.name] = connected
+        connected.pin(self._pins_on(connected.name))
         if before is not None:
             self._background.start(
                 self._close(before, session.Goodbye("there is a newer connection", fenced=True))

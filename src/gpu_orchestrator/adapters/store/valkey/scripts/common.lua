@@ -35,6 +35,7 @@
 --                        '<file or s3> <bytes> <name>', and the name is '<id>.<attempt>.<letters>'
 --   results:bytes  number  of all these results            results:folder  string  name of their folder
 --   forgetting   string  why ended tasks are forgotten before their time; expires when that is over
+--   m:<name>     hash    one model of the registry                 models      zset    names      models:version  number
 --   schema       the version of all this data, see `migrations.py`
 --   durable      what DURABILITY=strict writes last, see `durability.py`
 --   callback-secret  the sealed secret of all owners without their own, callback-secret:<owner>
@@ -137,6 +138,30 @@ end
 local function emit_worker(name, worker, status, why)
   emit(name, '', '{"worker_id":' .. cjson.encode(worker) .. ',"status":' .. cjson.encode(status) ..
     ',"reason":' .. cjson.encode(why or '') .. '}')
+end
+
+-- Note which models a worker has loaded, {number of the load, model, devices, seconds that it took, MiB on each device},
+-- and write an event for each one that is new or gone.
+local function set_models(worker, found)
+  local key = P .. 'w:' .. worker
+  local written = redis.call('HGET', key, 'loaded')
+  if #found == 0 and (not written or written == '') then return end
+  local function tell_model(name, each)
+    local devices = #each[3] > 0 and cjson.encode(each[3]) or '[]'
+    emit(name, '', '{"worker_id":' .. cjson.encode(worker) .. ',"model_name":' .. cjson.encode(each[2]) ..
+      ',"devices":' .. devices .. ',"load_seconds":' .. string.format('%.3f', each[4]) ..
+      ',"memory_bytes":' .. text(each[5] * 1048576 * math.max(#each[3], 1)) .. '}')
+  end
+  local gone, now = {}, {}
+  for _, each in ipairs((written and written ~= '') and cjson.decode(written) or {}) do gone[each[1]] = each end
+  for at, each in ipairs(found) do
+    if not gone[each[1]] then tell_model('model_loaded', each) end
+    gone[each[1]] = nil
+    now[at] = '[' .. text(each[1]) .. ',' .. cjson.encode(each[2]) .. ',' ..
+      (#each[3] > 0 and cjson.encode(each[3]) or '[]') .. ',' .. string.format('%.3f', each[4]) .. ',' .. text(each[5]) .. ']'
+  end
+  for _, each in pairs(gone) do tell_model('model_unloaded', each) end
+  redis.call('HSET', key, 'loaded', #now > 0 and '[' .. table.concat(now, ',') .. ']' or '')
 end
 
 -- Update the active alerts of a worker from {device, kind, 1 if it raises an alert, value, message}. Write one event

@@ -83,5 +83,6 @@ local uuid, other = device_elsewhere()
 if uuid then return refuse('device', uuid, other) end
 if present then lose(name, 'worker ' .. name .. ' started anew', keep_ms) end
 set_alerts(name, {})
+set_models(name, {})
 redis.call('HDEL', key, 'report', 'leaving')
 return greet('new', redis.call('INCR', P .. 'epoch'))

@@ -17,6 +17,7 @@ for number, each in ipairs(ARG[4]) do
     if checked == 1 then count('expired') end
     emit_worker('worker_status_changed', name, 'offline', each[3])
     set_alerts(name, {})
+    set_models(name, {})
     lose(name, each[3], keep_ms)
     tell_worker(name)
   end

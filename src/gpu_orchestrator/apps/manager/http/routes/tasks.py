@@ -13,9 +13,10 @@ from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.manager import errors, task_schema, views
 from gpu_orchestrator.apps.manager.access.keys import Key
-from gpu_orchestrator.apps.manager.fleet import words
+from gpu_orchestrator.apps.manager.fleet import model_words, words
 from gpu_orchestrator.apps.manager.fleet.nodes import request_of
 from gpu_orchestrator.apps.manager.fleet.past_attempts import deaths_of, hints
+from gpu_orchestrator.apps.manager.http import task_models
 from gpu_orchestrator.apps.manager.http.acknowledgement import settle
 from gpu_orchestrator.apps.manager.http.gate import Endpoint
 from gpu_orchestrator.apps.manager.http.openapi import described
@@ -67,7 +68,8 @@ async def submit(request: Request) -> Response:
     (taken,) = await accept(manager, [wanted], state["key"], state["correlation"])
     state["object"] = taken.id
     if not seconds:
-        return json_response(accepted(manager, [taken])[0], 202)
+        load_s = task_models.load_s(manager, wanted)
+        return json_response(accepted(manager, [taken], load_s)[0], 202)
     await settle(manager, request.scope)
     return await _shown(manager, taken.id, await manager.wait(taken.id, seconds))
 
@@ -194,13 +196,16 @@ async def explain_task(request: Request, task_id: str) -> Response:
     row = await manager.row(task_id, owner)
     workers, cluster = await manager.overview.cluster()
     spec = task.decode(row["spec"])
-    wanted = request_of(task_id, spec, hints(spec, deaths_of(row.get("deaths", "")), workers, manager.memory))
+    learnt = hints(spec, deaths_of(row.get("deaths", "")), workers, manager.memory)
+    wanted = request_of(task_id, spec, learnt, manager.models.memory_mib)
     policy = manager.registry.policy_of(wanted)
     waits = row["state"] == "queued"
     held_back = await manager.held_back(row.get("tenant", "")) if waits else ""
     answer = held_back or decide(wanted, cluster, policy, manager.chance) if waits else None
     goes_to = answer.node if isinstance(answer, Placement) else None
     refused = words.why_it_waits(answer) if isinstance(answer, Refusal) else held_back
+    if goes_to and spec.model:
+        refused = model_words.why_it_waits(spec.model, workers.values())
     explanation = task_schema.Explanation(
         task_id=task_id,
         status=row["state"],

@@ -1,0 +1,1 @@
+"""The registry of models: this process's copy of it, and what the leader learns from reports."""
