@@ -50,6 +50,7 @@ COMMANDS = (
         OPERATE,
         "Run a worker on this machine; list, show, cordon and remove workers.",
     ),
+    Command("model", "model:app", OPERATE, "Declare models; load, unload and pin them."),
     Command(
         "devices", "devices:devices", OPERATE, "Show the GPUs of this machine and how they are connected."
     ),
