@@ -225,12 +225,8 @@ class Agent:
                 self._attempts.cancel(message)
             case session.Welcome():
                 self._welcomed(message)
-            case session.Pins() | session.Unload():
-                self._received_of_models(message)
-            case session.Drain(leave):
-                self._attempts.refuse_waiting("the worker drains")
-                if leave:
-                    self._leaving.set()
+            case session.Pins() | session.Unload() | session.Drain():
+                self._commanded(message)
             case session.Goodbye():
                 self._goodbye_received(message)
 
@@ -249,13 +245,18 @@ class Agent:
             self._desk.ended(key, ended, counted=ack.accepted)
         self._attempts.ack(ack)
 
-    def _received_of_models(self, message: session.Pins | session.Unload) -> None:
+    def _commanded(self, message: session.Pins | session.Unload | session.Drain) -> None:
+        """Do what an operator wishes."""
         match message:
             case session.Pins(models):
                 self._models.pin(models)
                 self._report()
             case session.Unload(model, force):
                 self._attempts.unload(model, force=force)
+            case session.Drain(leave):
+                self._attempts.refuse_waiting("the worker drains")
+                if leave:
+                    self._leaving.set()
 
     def _welcomed(self, welcome: session.Welcome) -> None:
         if self._desk is not None and welcome.executor != session.CELERY:

@@ -17,6 +17,7 @@ BODIES: dict[str, Any] = {
     "TaskBatch": {"tasks": [{"task_type": "echo"}]},
     "TaskSelection": {"task_ids": ["unknown"]},
     "KeyRequest": {"name": "ann"},
+    "ScheduleRequest": {"name": "s", "schedule": "@daily", "task": {"task_type": "echo"}},
     "AssignRequest": {"model_name": "unknown"},
     "UnloadRequest": {"model_name": "unknown"},
     "PinRequest": {"model_name": "unknown"},
@@ -37,7 +38,14 @@ async def test_every_response_has_the_declared_shape(site: Site) -> None:
         if assign.task == done:
             await worker.finish(assign, {"a": 1})
     _, document = await site.call("GET", "/openapi.json")
-    filled = {"task_id": done, "worker_id": "w", "index": "0", "key_id": "bootstrap", "name": "unknown"}
+    filled = {
+        "task_id": done,
+        "worker_id": "w",
+        "index": "0",
+        "key_id": "bootstrap",
+        "name": "unknown",
+        "schedule_id": "unknown",
+    }
     seen = 0
     for path, operations in document["paths"].items():
         address = re.sub(r"{(\w+)}", lambda found: filled[found[1]], path)
