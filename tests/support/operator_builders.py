@@ -97,7 +97,7 @@ def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pe
     """Build a pod. `owner` is the name of its Job, `unschedulable_since` a time, `said` the scheduler's
     message, `gpus` and `milligpu` numbers, `given` the devices of its node and `uuids` theirs, `allocated`
     the annotation instead of these, `created` a time, `scheduler` its scheduler, `nominated` the node where
-    others are evicted for it."""
+    others are evicted for it, `index` its number among the replicas."""
     meta: dict[str, Any] = {"name": uid, "namespace": "team", "uid": uid}
     if given := more.get("given"):
         visible = ",".join(more.get("uuids", ()))
@@ -108,6 +108,8 @@ def pod(owner: str = "", *, uid: str = "pod-1", node: str = "", phase: str = "Pe
         meta["creationTimestamp"] = created.isoformat()
     if owner:
         meta["labels"] = {names.CONTROLLER: names.CONTROLLER_NAME}
+        if "index" in more:
+            meta["labels"][names.COMPLETION_INDEX] = str(more["index"])
         meta["ownerReferences"] = [{"apiVersion": "batch/v1", "kind": "Job", "name": owner, "uid": "job-0"}]
     conditions = []
     if since := more.get("unschedulable_since"):

@@ -63,6 +63,8 @@ APP = "app"
 WORKLOAD = "gpu.warp.dev/workload"
 CONTROLLER = "gpu.warp.dev/controller"
 CONTROLLER_NAME = "gpu-orchestrator"
+# Kubernetes' label on the pods of a Job that numbers them.
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 MANAGED = "gpu.scheduling/managed"
 POD_UID = "gpu.scheduling/pod-uid"
 

@@ -11,6 +11,7 @@ import pytest
 from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.gpuworkload import GPUWorkload
 from gpu_orchestrator.api.podtemplate import PodTemplate
+from gpu_orchestrator.apps.operator.jobs import job as jobs
 from gpu_orchestrator.apps.operator.planning.plan import (
     AddFinalizer,
     ChangeJob,
@@ -425,13 +426,33 @@ def _plain(found: GPUWorkload) -> Any:
     return msgspec.to_builtins(found.status)
 
 
-def test_gang_waits_and_is_reported_once() -> None:
-    snapshot = WorkloadSnapshot(workload(replicas=3))
-    plan = plan_for(snapshot, never)
+def test_replicas_are_one_job_whose_pods_form_a_gang() -> None:
+    plan = plan_for(WorkloadSnapshot(workload(replicas=3)), never)
+    [made] = [each.manifest for each in plan.actions if isinstance(each, CreateJob)]
+    spec = made["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
+    asked = spec["template"]["metadata"]["annotations"]
+    assert (asked["gpu.scheduling/gang"], asked["gpu.scheduling/gang-size"]) == (
+        made["metadata"]["name"],
+        "3",
+    )
+    assert asked["gpu.scheduling/gpus"] == "4"
+    assert spec["template"]["spec"]["schedulerName"] == "gpu-scheduler"
+
+
+def test_gang_has_a_place_once_all_replicas_have() -> None:
+    owner = workload(replicas=2)
+    made = job(owner, made_from=jobs.made_from(owner, claimed=True))
+    name = made.metadata.name
+    replicas = [pod(name, uid="x", node="b", index=1), pod(name, uid="y", node="a", index=0)]
+    half = WorkloadSnapshot(owner, (made,), (replicas[0],))
+    assert half.node == ""
+    whole = WorkloadSnapshot(owner, (made,), tuple(replicas))
+    plan = plan_for(whole, never)
     assert plan.status
-    assert "gangs are not supported yet; create 3 workloads" in plan.status.message
-    assert status_of(plan)["retries"] == 0
-    assert plan_for(WorkloadSnapshot(after(snapshot, plan)), never) == Plan()
+    assert (plan.status.phase, plan.status.assigned_node) == ("Scheduled", "a")
+    assert (plan.status.assigned_nodes, plan.status.devices) == (["a", "b"], [])
+    assert "placed on a, b" in plan.status.message
 
 
 @pytest.mark.parametrize("spec", [pytest.param({}, id="plain"), pytest.param({"claim": {}}, id="claimed")])

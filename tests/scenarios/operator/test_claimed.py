@@ -187,5 +187,40 @@ def test_spec_that_contradicts_the_claim_is_reported(site: Site) -> None:
     main = {"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 1}}}
     site.create("both", claim=PACKED, template={"spec": {"containers": [main]}})
     assert "asks for nvidia.com/gpu; leave it out" in site.until("both", "Failed")["message"]
-    site.create("gang", claim=PACKED, replicas=2)
-    assert "gangs are not supported yet" in site.until("gang", "Pending")["message"]
+
+
+def test_replicas_start_together_and_succeed(site: Site) -> None:
+    """Two of three replicas fit: none starts. A node more, and all do."""
+    first, second = site.nodes(2, gpus=2)
+    site.create("gang", gpus=2, replicas=3, run_for="2s", retryPolicy={"onNoCapacity": "Wait"})
+    waits = eventually(
+        lambda: _said(site, "gang", "2 of 3 members fit together"), "the gang says why it waits"
+    )
+    assert waits["retryCount"] == 0
+    assert not any(pod["spec"].get("nodeName") for pod in site.pods())
+    (third,) = site.nodes(1, gpus=2, prefix=f"{site.namespace}-third")
+    status = site.until("gang", "Running", *FINAL)
+    assert sorted(status["assignedNodes"]) == sorted([first, second, third])
+    assert status["assignedNode"] == status["assignedNodes"][0]
+    assert site.event("gang", "Scheduled").startswith("3 times 2 GPUs of ")
+    status = site.until("gang", *FINAL)
+    assert (status["phase"], len(status["assignedNodes"])) == ("Succeeded", 3)
+    site.delete("gang")
+    site.gone("gang")
+    nothing_left(site)
+
+
+def test_failed_replica_ends_all_and_the_gang_is_tried_again(site: Site) -> None:
+    site.nodes(2, gpus=1)
+    site.create("gang", gpus=1, replicas=2, outcome="fail", retryPolicy=SOON)
+    status = site.until("gang", *FINAL)
+    assert (status["phase"], status["retryCount"]) == ("Failed", 2)
+    assert len({job["metadata"]["name"] for job in site.jobs()}) <= 3
+    site.delete("gang")
+    site.gone("gang")
+    nothing_left(site)
+
+
+def _said(site: Site, name: str, text: str) -> Json | None:
+    status = site.status(name)
+    return status if text in status.get("message", "") else None

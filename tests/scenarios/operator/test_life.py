@@ -345,11 +345,3 @@ def test_longest_names_and_non_ascii_models_succeed(site: Site) -> None:
     site.until(long, "Succeeded")
     site.until("b", "Succeeded")
     assert all(len(job["metadata"]["name"]) <= 63 for job in site.jobs())
-
-
-def test_gang_stays_pending_with_a_message(site: Site) -> None:
-    site.nodes(1)
-    site.create("gang", replicas=2)
-    status = site.until("gang", "Pending")
-    assert "gangs are not supported yet" in status["message"]
-    assert status["retryCount"] == 0

@@ -35,6 +35,11 @@ def current_names(workload: GPUWorkload) -> list[str]:
     return [said, computed] if said and said != computed else [computed]
 
 
+def current_name(workload: GPUWorkload) -> str:
+    """Return the name of the Job of the current try."""
+    return name_of(workload, workload.status.retry_count)
+
+
 def made_from(workload: GPUWorkload, *, claimed: bool) -> str:
     """Hash the parts of the spec that a Job is made from. A different hash needs a new Job. The time limit of
     a plain Job can be changed; that of a claimed one is in its pod template, which cannot."""
@@ -59,6 +64,9 @@ def manifest(workload: GPUWorkload, pod_template: Json, *, claimed: bool) -> Jso
     """Return the Job for a complete pod template. Its time limit counts from the Job's start, even while its
     pod still waits; so a claimed Job has it in the pod template instead."""
     spec: dict[str, Any] = {"backoffLimit": 0, "template": pod_template}
+    if workload.spec.replicas > 1:
+        each = {"completions": workload.spec.replicas, "parallelism": workload.spec.replicas}
+        spec |= {**each, "completionMode": "Indexed"}
     if workload.spec.max_runtime_seconds is not None and not claimed:
         spec["activeDeadlineSeconds"] = workload.spec.max_runtime_seconds
     kept = inherited.annotations(workload.metadata.annotations)

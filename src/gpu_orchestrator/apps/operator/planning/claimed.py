@@ -39,6 +39,8 @@ def entrust(snapshot: WorkloadSnapshot, wanted: Template, now: datetime) -> Plan
         claim = _claim(workload, workload.spec.claim)
         asks[names.CLAIM_TEMPLATE] = claim["metadata"]["name"]
         actions.append(CreateClaim(claim))
+    if snapshot.is_gang:
+        asks |= {names.GANG: jobs.current_name(workload), names.GANG_SIZE: str(workload.spec.replicas)}
     pod = template.entrusted(workload, wanted, asks, milligpu=_milligpu(snapshot))
     manifest = jobs.manifest(workload, pod, claimed=True)
     name = manifest["metadata"]["name"]

@@ -20,7 +20,8 @@ def placed(workload: GPUWorkload, where: str, *, is_open: bool = False) -> Note:
     count, chooser = workload.spec.gpu_count, workload.spec.scheduling_strategy
     if is_open:
         chooser = "the kube-scheduler"
-    text = f"{count} GPU{'s' if count > 1 else ''} of {where}, chosen by {chooser}"
+    times = f"{workload.spec.replicas} times " if workload.spec.replicas > 1 else ""
+    text = f"{times}{count} GPU{'s' if count > 1 else ''} of {where}, chosen by {chooser}"
     return Note("Normal", names.SCHEDULED, text)
 
 

@@ -28,8 +28,6 @@ PRIORITIES = {"low": 0, "normal": 1, "high": 2}
 
 def place(snapshot: WorkloadSnapshot, now: datetime, ask: Ask, rng: Rng) -> Plan:
     workload = snapshot.workload
-    if workload.spec.replicas > 1:
-        return Plan(status=retries.blocked(workload, now, status.NO_GANGS, _no_gangs(workload)))
     if unknown := snapshot.unknown_strategy:
         new = retries.blocked(workload, now, status.UNKNOWN_STRATEGY, unknown)
         note = Note("Warning", names.FAILED_SCHEDULING, unknown)
@@ -71,14 +69,6 @@ def _most(wanted: Template) -> int:
     required = wanted.pod.affinity.node_affinity.required
     terms = len(required.node_selector_terms) if required else 1
     return max(MOST_TERMS // max(terms, 1), 1)
-
-
-def _no_gangs(workload: GPUWorkload) -> str:
-    asked = workload.spec.replicas
-    return (
-        f"spec.replicas is {asked}: that starts whole or not at all, and such gangs are not supported yet; "
-        f"create {asked} workloads with replicas 1 if each may start by itself"
-    )
 
 
 def wishes(snapshot: WorkloadSnapshot, wanted: Template) -> list[Request]:

@@ -172,7 +172,7 @@ def fail(
     """Fail the workload, even if tries are left."""
     old, job, changed = snapshot.workload.status, failure.job, dict[str, Any]()
     if job is not None:
-        place = status.Place(snapshot.node, job.metadata.name, snapshot.devices)
+        place = status.Place(snapshot.node, job.metadata.name, snapshot.devices, snapshot.nodes)
         started = old.start_time or job.status.start_time
         changed = {**status.ran_at(snapshot.workload, place), "start_time": started}
     new = status.failed(

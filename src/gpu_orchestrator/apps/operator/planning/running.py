@@ -22,7 +22,9 @@ def succeed(snapshot: WorkloadSnapshot, job: Job, now: datetime) -> Plan:
         snapshot.workload,
         now,
         message=text,
-        **status.ran_at(snapshot.workload, Place(snapshot.node, job.metadata.name, snapshot.devices)),
+        **status.ran_at(
+            snapshot.workload, Place(snapshot.node, job.metadata.name, snapshot.devices, snapshot.nodes)
+        ),
         start_time=snapshot.workload.status.start_time or job.status.start_time,
         completion_time=job.status.completion_time or timestamps.milliseconds(now),
     )
@@ -55,7 +57,7 @@ def _on(node: str) -> str:
 def follow(snapshot: WorkloadSnapshot, job: Job, now: datetime, rng: Rng) -> Plan:
     """Report the state of a Job whose node is known."""
     workload = snapshot.workload
-    place = Place(snapshot.node, job.metadata.name, snapshot.devices)
+    place = Place(snapshot.node, job.metadata.name, snapshot.devices, snapshot.nodes)
     known = (
         workload.status.phase in ("Scheduled", "Running") and workload.status.job_name == job.metadata.name
     )

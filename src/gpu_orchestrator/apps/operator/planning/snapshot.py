@@ -91,7 +91,12 @@ class WorkloadSnapshot:
     @property
     def is_claimed(self) -> bool:
         """True if the gpu-scheduler chooses the node."""
-        return self.claims_by_default or self.workload.spec.claim is not None
+        return self.claims_by_default or self.workload.spec.claim is not None or self.is_gang
+
+    @property
+    def is_gang(self) -> bool:
+        """True if several pods start together or not at all."""
+        return self.workload.spec.replicas > 1
 
     @property
     def waits_for_room(self) -> bool:
@@ -133,8 +138,18 @@ class WorkloadSnapshot:
 
     @property
     def bound(self) -> Pod | None:
-        """Return the pod of the current Job that has a node."""
-        return next((pod for pod in self.pods if pod.spec.node_name), None)
+        """Return the pod of the current Job that has a node; of a gang the first one, once all have nodes."""
+        bound = [pod for pod in self.pods if pod.spec.node_name]
+        if self.is_gang and len(bound) < self.workload.spec.replicas:
+            return None
+        return min(bound, key=_index, default=None)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Return the nodes of all replicas of a gang, by their index, while all of them have one."""
+        if not self.is_gang or self.bound is None:
+            return ()
+        return tuple(pod.spec.node_name for pod in sorted(self.pods, key=_index) if pod.spec.node_name)
 
     @property
     def node(self) -> str:
@@ -150,8 +165,9 @@ class WorkloadSnapshot:
 
     @property
     def devices(self) -> list[AssignedDevice]:
-        """Return the devices of a claimed pod, as far as its annotations name them."""
-        pod = self.bound or self.ended
+        """Return the devices of a claimed pod, as far as its annotations name them. Those of a gang are in
+        the annotations of its pods alone."""
+        pod = None if self.is_gang else self.bound or self.ended
         ids = claims.given(pod) if pod else ()
         if not pod or len(ids) > MOST_DEVICES or any(each > MOST_INDEX for each in ids):
             return []
@@ -160,3 +176,9 @@ class WorkloadSnapshot:
             AssignedDevice(index, uuid[:LONGEST], self.model[:LONGEST])
             for index, uuid in zip(ids, uuids, strict=True)
         ]
+
+
+def _index(pod: Pod) -> tuple[int, str]:
+    """Return the pod's place among the replicas."""
+    given = pod.metadata.labels.get(names.COMPLETION_INDEX, "")
+    return int(given) if given.isascii() and given.isdecimal() and len(given) < 6 else 0, pod.metadata.name

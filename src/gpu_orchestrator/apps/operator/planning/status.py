@@ -41,14 +41,13 @@ NODE_REFUSED = "NodeRefused"
 DISPLACED = "Displaced"
 SUSPENDED = "Suspended"
 JOB_SUSPENDED = "JobSuspended"
-NO_GANGS = "GangsNotServed"
 UNKNOWN_STRATEGY = "UnknownStrategy"
 ENTRUSTED = "AskedGpuScheduler"
 LEFT_OPEN = "AskedKubeScheduler"
 
 WAITS_FOR_GPU_SCHEDULER = f"its pod waits for the {names.SCHEDULER} to place it"
 
-NOWHERE: dict[str, Any] = {"assigned_node": "", "devices": [], "allocated": ""}
+NOWHERE: dict[str, Any] = {"assigned_node": "", "assigned_nodes": [], "devices": [], "allocated": ""}
 
 LONGEST = 1024
 """The most characters of a message."""
@@ -56,11 +55,13 @@ LONGEST = 1024
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a workload runs: its node, its Job, and its devices if they are known."""
+    """Where a workload runs: its node, its Job, and its devices if they are known. Of a gang, `nodes` has
+    those of all replicas, by their index."""
 
     node: str
     job_name: str
     devices: Sequence[AssignedDevice] = ()
+    nodes: Sequence[str] = ()
 
     @property
     def ids(self) -> str:
@@ -68,12 +69,24 @@ class Place:
 
     @property
     def where(self) -> str:
-        """Return node and devices as text: `node-a (devices 0,1)`."""
+        """Return node and devices as text: `node-a (devices 0,1)`, or the nodes of a gang."""
+        if self.nodes:
+            return _listed(self.nodes)
         return (
             f"{self.node} (device{'s' if len(self.devices) > 1 else ''} {self.ids})"
             if self.devices
             else self.node
         )
+
+
+MOST_LISTED = 4
+"""Nodes of a gang that a message names."""
+
+
+def _listed(nodes: Sequence[str]) -> str:
+    different = list(dict.fromkeys(nodes))
+    more = f" and {len(different) - MOST_LISTED} more" if len(different) > MOST_LISTED else ""
+    return f"{', '.join(different[:MOST_LISTED])}{more}"
 
 
 def pending(
@@ -181,13 +194,16 @@ def ran_at(workload: GPUWorkload, place: Place) -> dict[str, Any]:
     """Return the fields of a status about a Job that has ended. Its devices are known from its run, unless
     the operator missed that and found them in an ended pod."""
     old = workload.status
-    known = old.devices if old.job_name == place.job_name else []
-    return _fields(Place(place.node, place.job_name, place.devices or known))
+    if old.job_name != place.job_name:
+        return _fields(place)
+    devices, nodes = place.devices or old.devices, place.nodes or old.assigned_nodes
+    return _fields(Place(place.node, place.job_name, devices, nodes))
 
 
 def _fields(place: Place) -> dict[str, Any]:
     return {
         "assigned_node": place.node,
+        "assigned_nodes": list(place.nodes),
         "devices": list(place.devices),
         "allocated": f"{place.node}:{place.ids}" if place.devices else "",
         "job_name": place.job_name,
