@@ -13,12 +13,17 @@ import pytest
 import yaml
 
 import gpu_orchestrator
+from controlplane.api import ApiError
 from controlplane.cluster import OPTIONAL, Cluster
 from controlplane.toolbox import Toolbox
+from scripts.chart import templates
 from tests.support import documents
-from tests.support.helm import SYSTEM, Helm
+from tests.support.agent_fleet import REPORTS, Fleet
+from tests.support.helm import CHART, SYSTEM, Helm
+from tests.support.operator_process import Operator
 from tests.support.paths import ROOT
 from tests.support.scale import Scale
+from tests.support.scheduler_stage import CLAIMS, Stage, claim, pod, until
 
 Json = dict[str, Any]
 Names = set[tuple[str, str]]
@@ -58,7 +63,7 @@ def helm(fresh: Cluster, tmp_path: Path) -> Iterator[Helm]:
     yield made
     for each in made.run("list", "--all", "--all-namespaces", "--short").split():
         made.run("uninstall", each, "--namespace", SYSTEM, "--wait")
-    fresh.kubectl("delete", "crd", "--all")
+    fresh.kubectl("delete", "crd", "--all", "--timeout=60s")
     fresh.kubectl("delete", "namespace", SYSTEM, "--ignore-not-found")
 
 
@@ -114,6 +119,136 @@ def test_guide_works_as_written(fresh: Cluster, helm: Helm) -> None:
     tools = [str(Path(path).parent) for path in fresh.toolbox.get("kubectl", "helm").values()]
     env = {**helm.environment, "PATH": ":".join([*tools, os.environ["PATH"]])}
     documents.type_in(chosen, cwd=copy_of_the_tree(helm.folder), env=env)
+
+
+BEFORE = ROOT / "tests" / "data" / "definitions-before"
+CONTROLLERS_ASIDE: Json = {
+    **{name: {"enabled": False} for name in ("operator", "scheduler", "webhook", "policies")},
+    "networkPolicies": {"enabled": False},
+}
+"""The controllers are processes of the test."""
+WORKLOADS = "/apis/gpu.warp.dev/v1alpha1/namespaces/{}/gpuworkloads"
+SCANS = "gpu_agent_scan_duration_seconds_count"
+NEW = {"onUnhealthy": "Evict"}
+"""What a claim could not say before."""
+
+
+def test_nothing_is_lost_with_definitions_of_the_release_before(fresh: Cluster, helm: Helm) -> None:
+    """Today's controllers work with them; an upgrade changes no object; after a rollback all goes on."""
+    install_before(helm)
+    stage = Stage(fresh, "default", helm.folder)
+    (node,) = fresh.ready_nodes()
+    with (
+        Operator(fresh.kubeconfig, log=helm.folder / "operator.log"),
+        Fleet(fresh, helm.folder, {"scan_seconds": 0.1}) as agents,
+    ):
+        stage.scheduler(leaderElect=False, releaseSeconds=0)
+        agents.start(node, "8xH100:80GiB")
+        put_to_work(stage, "before")
+        stays_as_it_is(fresh, agents, node)
+
+        made = ours(fresh)
+        helm.apply("upgrade", CONTROLLERS_ASIDE)
+        until(lambda: knows_the_new(fresh), "the new definitions are served")
+        assert ours(fresh) == made
+        put_to_work(stage, "since")
+        answered(fresh, "POST", CLAIMS.format("default"), with_new("evicts"))
+        assert stage.claim("evicts")["spec"]["onUnhealthy"] == "Evict"
+
+        made = ours(fresh)
+        helm.run("rollback", "gpu-scheduler", "1", "--namespace", SYSTEM)
+        until(lambda: not knows_the_new(fresh), "the definitions of before are served")
+        assert "onUnhealthy" not in stage.claim("evicts")["spec"], "what they do not know is not shown"
+        put_to_work(stage, "again")
+        helm.apply("upgrade", CONTROLLERS_ASIDE)
+        until(lambda: knows_the_new(fresh), "the new definitions are served again")
+        assert ours(fresh).items() >= made.items(), "nobody wrote the claim meanwhile, so it is whole again"
+
+        stage.delete(*stage.pods(), force=True)
+        fresh.kubectl("delete", "gpuworkloads,gpuclaims", "--all", "-n", "default", "--timeout=60s")
+        until(stage.holds_exactly, "no device is held")
+    stage.close()
+
+
+def install_before(helm: Helm) -> None:
+    chart = helm.folder / "before"
+    shutil.copytree(CHART, chart)
+    (chart / "templates" / "crds.yaml").write_text(templates.crds(BEFORE))
+    Helm(helm.toolbox, helm.folder, helm.kubeconfig, chart).apply(
+        "install", CONTROLLERS_ASIDE, "--create-namespace"
+    )
+
+
+def put_to_work(stage: Stage, name: str) -> None:
+    """Let a claim be bound and a workload succeed."""
+    objects = (claim(name), pod(name, claim=name, schedulerName="gpu-scheduler"))
+    for each, path in zip(objects, (CLAIMS.format(stage.namespace), stage.pods_path), strict=True):
+        stage.cluster.api.request("POST", path, each)
+    workload = {"modelName": "m", "gpuCount": 1, "claim": {"devices": {}}}
+    path = WORKLOADS.format(stage.namespace)
+    stage.cluster.api.request("POST", path, {**HEAD, "metadata": {"name": name}, "spec": workload})
+    until(lambda: stage.claim(name).get("status", {}).get("phase") == "Bound", "the claim is bound")
+    until(
+        lambda: (
+            stage.cluster.api.request("GET", f"{path}/{name}").get("status", {}).get("phase") == "Succeeded"
+        ),
+        "the workload succeeds",
+    )
+
+
+def stays_as_it_is(cluster: Cluster, agents: Fleet, node: str) -> None:
+    """Check that the agent does not write its report again and again because some of it is not kept."""
+    before = cluster.api.request("GET", f"{REPORTS}/{node}")
+    scans = scanned(agents, node)
+    until(lambda: scanned(agents, node) > scans + 5, "the agent has looked again")
+    after = cluster.api.request("GET", f"{REPORTS}/{node}")
+    assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+
+
+def scanned(agents: Fleet, node: str) -> float:
+    return agents.metrics[node].get_sample_value(SCANS) or 0
+
+
+def ours(cluster: Cluster) -> dict[str, Json]:
+    """Return what users and controllers wrote into objects of our kinds."""
+    paths = (CLAIMS.format("default"), WORKLOADS.format("default"), REPORTS)
+    return {
+        f"{path} {each['metadata']['name']}": {
+            "spec": each["spec"],
+            "status": each.get("status"),
+            "finalizers": each["metadata"].get("finalizers"),
+        }
+        for path in paths
+        for each in answered(cluster, "GET", path)["items"]
+    }
+
+
+def answered(cluster: Cluster, method: str, path: str, body: Json | None = None) -> Json:
+    """Ask until the API server answers: it has changed the definition, and its storage begins again."""
+
+    def ask() -> Json | None:
+        try:
+            return cluster.api.request(method, path, body)
+        except ApiError as error:
+            if error.status != 429:
+                raise
+            return None
+
+    return until(ask, f"{path} is answered")
+
+
+HEAD = {"apiVersion": "gpu.warp.dev/v1alpha1", "kind": "GPUWorkload"}
+
+
+def with_new(name: str) -> Json:
+    made = claim(name)
+    return {**made, "spec": {**made["spec"], **NEW}}
+
+
+def knows_the_new(cluster: Cluster) -> bool:
+    """Tell whether the API server keeps what only the definitions of today have."""
+    kept = answered(cluster, "POST", f"{CLAIMS.format('default')}?dryRun=All", with_new("asks"))
+    return "onUnhealthy" in kept["spec"]
 
 
 def copy_of_the_tree(folder: Path) -> Path:
