@@ -20,6 +20,7 @@ from controlplane.toolbox import Toolbox
 from scripts.release import __main__ as release
 from scripts.release import archives, changelog, checks, sbom
 from tests.support.paths import ROOT
+from tests.test_makefile import make
 
 TODAY = date(2026, 1, 31)
 RELEASED = (
@@ -200,6 +201,7 @@ def packed(package: Path, files: list[str], moment: int) -> Path:
 @pytest.mark.real
 def test_release_has_everything_and_its_checksums(toolbox: Toolbox, tmp_path: Path) -> None:
     toolbox.get("helm")
+    make(f"{sys.prefix}/release/ready")
     release.make(tmp_path / "first")
     made = {each.name for each in (tmp_path / "first").iterdir()}
     version = checks.version(ROOT)

@@ -18,7 +18,7 @@ HERE = "tests/scenarios/kube/test_documents.py"
 GUIDES: tuple[tuple[str, ...], ...] = (
     ("docs/operator.md",),
     ("docs/scheduler.md",),
-    ("docs/examples.md", "docs/troubleshooting.md", "docs/migrating.md"),
+    ("docs/examples.md", "docs/troubleshooting.md", "docs/migrating.md", "docs/development.md"),
 )
 """Those of one group are typed one after the other, beside one cluster."""
 
