@@ -74,6 +74,8 @@ class Here:
                 return Reply(200, b"".join(self._event(name) for name in body["task_ids"]))
             case "POST", "/tasks/cancel":
                 return _reply({"tasks": [self._ended_already(name) for name in body["task_ids"]]})
+        if path.startswith(f"{PREFIX}/schedules"):
+            return _reply({"error": {"message": "schedules need a server; here, submit their task"}}, 422)
         after = dict(parse_qsl(urlsplit(request.path).query)).get("after", "")
         return self._of_one(path, after, is_stream="Accept" in request.headers)
 

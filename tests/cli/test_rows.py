@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpu_orchestrator.cli import audit, events, key, task_rows, worker_rows
+from gpu_orchestrator.cli import audit, events, key, schedule, task_rows, worker_rows
 from gpu_orchestrator.cli.tables import Page, card, table
 from gpu_orchestrator.cli.task import verdict
 from gpu_orchestrator.cli.watch import picture
@@ -363,3 +363,25 @@ def test_explained_task_says_where_it_ran_last() -> None:
     )
     assert task_rows.last_place({"last_worker": None, "last_devices": []}) == ""
     assert task_rows.last_place({}) == "", "an older server does not send it"
+
+
+def test_stopped_schedule_says_why_below() -> None:
+    shown = schedule.row(
+        {
+            "name": "nightly",
+            "schedule": "0 3 * * *",
+            "timezone": "Europe/Berlin",
+            "task_type": "echo",
+            "status": "stopped",
+            "next_at": None,
+            "last_at": "2026-11-16T11:57:00Z",
+            "fired": 3,
+            "owner": "ann",
+            "reason": "the key k1, with which it was added, was revoked",
+        },
+        NOW,
+    )
+    lines = table(schedule.COLUMNS, [shown], Page(70))
+    assert "0 3 * * * (Europe/Berlin)" in lines[1]
+    assert "the key k1, with which it was added, was revoked" in "\n".join(lines[2:])
+    assert max(map(len, lines)) <= 70

@@ -51,6 +51,14 @@ async def test_coroutine_function_runs_also_where_a_loop_does() -> None:
     assert await shout("c") == "C"
 
 
+def test_group_calls_back_and_schedules_need_a_server() -> None:
+    with testing.local() as client:
+        calls = [worker_tasks.twice.call(number) for number in range(3)]
+        assert client.group(calls, then=worker_tasks.total).result() == 6
+        with pytest.raises(Refused, match="schedules need a server"):
+            client.schedules.apply(worker_tasks.nightly)
+
+
 def test_generator_yields_and_returns() -> None:
     with testing.local({"raw": lambda n: (each for each in range(n))}) as client:
         handle = worker_tasks.counts.submit(3)

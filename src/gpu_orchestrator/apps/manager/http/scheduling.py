@@ -7,6 +7,7 @@ from hashlib import sha256
 from itertools import pairwise
 
 import msgspec
+from msgspec import structs
 
 from gpu_orchestrator.adapters.store.records import NewTask
 from gpu_orchestrator.adapters.store.schedules import MOST_OF_ALL, NewSchedule, ScheduleRow
@@ -51,7 +52,8 @@ async def save(
         "task": template.written(new),
         "params": new.params,
     }
-    definition = sha256(msgspec.json.encode(columns)).hexdigest()
+    # Not of the task as it is stored: that also depends on settings, and it would seem to be another.
+    definition = sha256(msgspec.json.encode(structs.replace(wanted, replace=False))).hexdigest()
     columns |= {"name": wanted.name, "key": key.id, "definition": definition}
     said, row = await manager.store.schedules.save(
         NewSchedule(

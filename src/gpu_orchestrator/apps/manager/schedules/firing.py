@@ -12,7 +12,7 @@ from typing import cast
 import structlog
 from msgspec import MsgspecError
 
-from gpu_orchestrator.adapters.store.errors import Full
+from gpu_orchestrator.adapters.store.errors import Rejected, StoreError
 from gpu_orchestrator.adapters.store.records import Unit
 from gpu_orchestrator.adapters.store.schedules import Fired, Firing, ScheduleRow
 from gpu_orchestrator.adapters.store.store import Store
@@ -39,9 +39,19 @@ class Chore:
     shortage: Callable[[], str]
 
     async def do(self) -> bool:
-        """Fire what is due; return whether more is left for the next round."""
-        if self.shortage():
-            return False
+        """Fire what is due; return whether more is left for the next round. What goes wrong here keeps the
+        leader from nothing else."""
+        try:
+            return not self.shortage() and await self._fire()
+        except Rejected as error:
+            log.warning("schedules cannot be fired now", error=str(error))
+        except StoreError:
+            raise  # the next round would not reach the store either
+        except Exception:
+            log.exception("schedules cannot be fired")
+        return False
+
+    async def _fire(self) -> bool:
         for _ in range(ROUNDS):
             due = await self.store.schedules.due(AT_ONCE)
             firings = [each for row in due.rows if (each := await self._decided(row, due.now_ms))]
@@ -59,12 +69,8 @@ class Chore:
             return None
 
     async def _fired(self, firings: list[Firing]) -> bool:
-        """Return False if this process does not lead any more, or the store is full."""
-        try:
-            told = await self.store.schedules.fire(firings)
-        except Full as error:
-            log.warning("schedules wait for memory of the store", error=str(error))
-            return False
+        """Return False if this process does not lead any more."""
+        told = await self.store.schedules.fire(firings)
         for firing, each in zip(firings, told, strict=False):
             self._count(firing, each)
         return bool(told)
