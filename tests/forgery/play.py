@@ -213,6 +213,8 @@ class Play:
         """Create the pods, claims, workloads, leases and reports that the tables name."""
         probe = Call("", "POST", kinds.CLAIMS, kinds.claim("probe"))
         until(lambda: self.attempt(probe).answer, "the roles of our kinds are added up", 60)
+        # Its quotas count the kinds that it finds when it starts. For new ones it looks every 30 s only.
+        self.cluster.parts["kube-controller-manager"].restart()
         until(lambda: self.attempt(create("", pods.plain())).answer, "the namespace takes pods", 60)
         for name, spec in pods.CLAIMS.items():
             for space in (TEAM, kinds.FEW):
