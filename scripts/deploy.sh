@@ -39,9 +39,11 @@ found=$(kubectl version --request-timeout=10s 2>&1 >/dev/null) ||
 
 # They have names of the whole cluster: bound to the ServiceAccounts of another namespace, those of the first lose their
 # rights, and the new gpu-scheduler does not see which devices the first has given away.
+bindings=$(kubectl get clusterrolebindings \
+  -o jsonpath='{range .items[*]}{.metadata.name}{" "}{.subjects[*].namespace}{"\n"}{end}') ||
+  die "could not look for another installation (ClusterRoleBindings); see above"
 for each in gpu-scheduler gpu-orchestrator-controller-manager gpu-scheduler-webhook gpu-scheduler-agent; do
-  spaces=$(kubectl get clusterrolebinding "$each" --ignore-not-found -o jsonpath='{.subjects[*].namespace}') ||
-    die "could not look for another installation (ClusterRoleBinding $each); see above"
+  spaces=$(sed -n "s/^$each //p" <<<"$bindings")
   [[ -z $spaces || " $spaces " == *" $namespace "* ]] ||
     die "this cluster has an installation in namespace $spaces (ClusterRoleBinding $each), and can have one only;" \
       "update that one: $0 $spaces; or remove it first, with its leases: ${0%deploy.sh}uninstall.sh $spaces --all"

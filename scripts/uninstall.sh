@@ -40,17 +40,28 @@ found=$(kubectl version --request-timeout=10s 2>&1 >/dev/null) ||
   die "no cluster answers: $(tail -n 1 <<<"$found"); check the current context: kubectl config current-context"
 
 # Roles, bindings and flow schemas have names of the whole cluster: those of an installation in another namespace stay.
+bindings=$(kubectl get clusterrolebindings \
+  -o jsonpath='{range .items[*]}{.metadata.name}{" "}{.subjects[*].namespace}{"\n"}{end}') ||
+  die "could not ask which namespace is installed (ClusterRoleBindings); see above"
 for each in gpu-orchestrator-controller-manager ${all:+gpu-scheduler} ${scheduler:+gpu-scheduler}; do
-  spaces=$(kubectl get clusterrolebinding "$each" --ignore-not-found -o jsonpath='{.subjects[*].namespace}') ||
-    die "could not ask which namespace is installed (ClusterRoleBinding $each); see above"
+  spaces=$(sed -n "s/^$each //p" <<<"$bindings")
   [[ -z $spaces || " $spaces " == *" $namespace "* ]] ||
     die "namespace $namespace was asked for, and the installation is in namespace $spaces (ClusterRoleBinding" \
       "$each), so nothing was removed; run: $0 $spaces"
 done
 
+# Delete what a folder describes. A kubectl sends five requests a second, and we have ninety objects: so several share
+# the work, twelve objects each.
 delete() {
-  kubectl kustomize "$here/$1" | sed "s|gpu-orchestrator-system|$namespace|g" |
-    kubectl delete --ignore-not-found --wait=true --timeout=120s ${dry_run:+"$dry_run"} -f -
+  local shares
+  shares=$(mktemp -d)
+  kubectl kustomize "$here/$1" | sed "s|gpu-orchestrator-system|$namespace|g" | awk -v shares="$shares" '
+    $0 == "---" { number++ }
+    { print > (shares "/" int(number / 12) ".yaml") }'
+  printf '%s\0' "$shares"/* |
+    xargs -0 -n 1 -P 16 kubectl delete --ignore-not-found --wait=true --timeout=120s ${dry_run:+"$dry_run"} -f ||
+    die "some objects of $1 were not deleted; see above"
+  rm -r "$shares"
 }
 
 # Print what there is of a custom resource, as `kubectl get` does with these words: nothing without its definition.
