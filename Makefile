@@ -99,7 +99,7 @@ accept: $(VENV)/ready tools ## The same scenarios at full scale; continues after
 	@$(BIN)/python -m pytest --scale=accept --timeout=3600 -o faulthandler_timeout=3590 --ledger=.accept $(ARGS)
 
 ##@ Measure it
-.PHONY: bench-agent bench-bind bench-client bench-decide bench-kube-parse bench-kube-write bench-models bench-operator bench-scale bench-store bench-takeover bench-tasks bench-turns bench-vram bench-watchers bench-webhook load
+.PHONY: bench-agent bench-bind bench-client bench-decide bench-gang bench-kube-parse bench-kube-write bench-models bench-operator bench-scale bench-store bench-takeover bench-tasks bench-turns bench-vram bench-watchers bench-webhook load
 bench-agent: $(VENV)/ready tools ## What a node agent costs its node, and 5,000 of them the API server [ARGS="--agents 100 --seconds 60"]
 	@$(BIN)/python -m benchmarks.agent $(ARGS)
 
@@ -114,6 +114,9 @@ bench-models: $(VENV)/ready ## Tasks of three models on GPUs with room for one o
 
 bench-operator: $(VENV)/ready tools ## The operator at 1,000 nodes and 1,000 workloads, and a killed leader [ARGS=...]
 	@$(BIN)/python -m benchmarks.operator_scale $(ARGS)
+
+bench-gang: $(VENV)/ready tools ## Seconds until a gang is bound: gpu-scheduler beside kube-scheduler [ARGS="--sizes 64 --at-once 1"]
+	@$(BIN)/python -m benchmarks.gang $(ARGS)
 
 bench-decide: $(VENV)/ready ## Decision time per strategy and size, engine throughput, memory [ARGS=...]
 	@$(BIN)/python -m benchmarks.decide $(ARGS)

@@ -69,6 +69,7 @@ class Log:
         self.binds: list[float] = []
         self.writes: list[float] = []
         self.kinds: Counter[str] = Counter()
+        self.throttled = 0
 
     def read(self) -> None:
         is_old = self._path.exists() and self._path.stat().st_ino != os.fstat(self._file.fileno()).st_ino
@@ -95,6 +96,7 @@ class Log:
         what = "/".join(part for part in (about.get("resource"), about.get("subresource")) if part)
         if what == "nodes/status":
             return  # the capacity of each node, written once and not for a pod
+        self.throttled += event.get("responseStatus", {}).get("code") == 429
         at = datetime.fromisoformat(event["stageTimestamp"]).timestamp()
         self.kinds[f"{event['verb']} {what}"] += 1
         self.writes.append(at)
@@ -224,7 +226,7 @@ def run(
     with Cluster.start(parts=parts, node_lifecycle=False) as cluster, tempfile.TemporaryDirectory() as folder:
         cluster.parts[KUBE].stop()
         stages.install(cluster)
-        _prepare(cluster)
+        prepare(cluster)
         cluster.gpu_nodes(nodes, static=True)
         bench = Bench(cluster, Path(folder), pods, profiles)
         return [list(_round(bench, who, number)) for number in range(rounds)]
@@ -238,7 +240,7 @@ def _round(bench: Bench, who: tuple[str, ...], number: int) -> Iterator[Result]:
         yield result
 
 
-def _prepare(cluster: Cluster) -> None:
+def prepare(cluster: Cluster) -> None:
     api = cluster.api
     api.request("POST", "/api/v1/namespaces", {"metadata": {"name": "bench"}})
     cluster.kubectl("apply", "-k", str(CONFIG))

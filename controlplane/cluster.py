@@ -57,11 +57,13 @@ class Cluster:
         toolbox: Toolbox | None = None,
         node_lifecycle: bool = True,
         dials_endpoints: bool = False,
+        native_gangs: bool = False,
     ) -> Self:
         """Start a cluster and wait until its API server is ready.
 
         `node_lifecycle=False` leaves static nodes Ready although they send no heartbeats. With
-        `dials_endpoints` the API server calls webhooks that run in containers of a real node.
+        `dials_endpoints` the API server calls webhooks that run in containers of a real node. `native_gangs`
+        turns on those of kube-scheduler.
         """
         if unknown := set(parts) - set(OPTIONAL):
             raise ClusterError(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(OPTIONAL)}")
@@ -69,7 +71,7 @@ class Cluster:
         tools = box.get(*ALWAYS, "kubectl", *parts)
         folder = Path(tempfile.mkdtemp(prefix="gpu-orchestrator-"))
         guard = Guard(folder)
-        options = commands.Options(tuple(parts), node_lifecycle, dials_endpoints)
+        options = commands.Options(tuple(parts), node_lifecycle, dials_endpoints, native_gangs)
         try:
             cluster = cls._prepare(box, tools, guard, options)
             cluster._start_parts()

@@ -27,12 +27,18 @@ class Options:
     parts: tuple[str, ...]
     node_lifecycle: bool
     dials_endpoints: bool = False
+    native_gangs: bool = False
+
+    @property
+    def gates(self) -> list[str]:
+        """Return what turns kube-scheduler's own gangs on, which are off by default."""
+        return ["--feature-gates=GenericWorkload=true,GangScheduling=true"] if self.native_gangs else []
 
 
 def all_parts(cluster: "Cluster", port: int, options: Options) -> dict[str, Command]:
     makers = {
         "kube-controller-manager": lambda: controller_manager(cluster, options),
-        "kube-scheduler": lambda: scheduler(cluster),
+        "kube-scheduler": lambda: scheduler(cluster, options),
         "kwok": lambda: kwok(cluster),
     }
     return {
@@ -90,6 +96,8 @@ def apiserver(cluster: "Cluster", port: int, options: Options) -> Command:
         "--shutdown-delay-duration=0s",
         # Otherwise it calls webhooks at the address of their Service, to which the host has no way.
         *(["--enable-aggregator-routing"] if options.dials_endpoints else []),
+        *(["--runtime-config=scheduling.k8s.io/v1alpha2=true"] if options.native_gangs else []),
+        *options.gates,
         *_admission(options),
     ]
 
@@ -117,15 +125,17 @@ def controller_manager(cluster: "Cluster", options: Options) -> Command:
         "--secure-port=0",
         "--node-monitor-grace-period=40s",
         "--use-service-account-credentials=true",
+        *options.gates,
     ]
 
 
-def scheduler(cluster: "Cluster") -> Command:
+def scheduler(cluster: "Cluster", options: Options) -> Command:
     return [
         cluster.tools["kube-scheduler"],
         *_as_user(cluster, "system:kube-scheduler"),
         "--leader-elect=false",
         "--secure-port=0",
+        *options.gates,
     ]
 
 

@@ -53,6 +53,7 @@ REAL = {
         {"ratio_lease", "ratio_plain"},
     ),
     "bench-client": Toy("--tasks 20 --rounds 1 --peers dramatiq", {"ratio_dramatiq", "client_per_s"}),
+    "bench-gang": Toy("--nodes 2 --sizes 4 --at-once 1 --rounds 1", {"ratio_gang_4", "seconds_4"}),
     "bench-kube-parse": Toy("--pods 20 --rounds 1", {"seconds", "official_seconds", "speedup"}),
     "bench-kube-write": Toy("--pods 20 --rounds 1 --in-flight 4", {"creates_per_s", "binds_per_s"}),
     "bench-operator": Toy("--nodes 2 --workloads 4", {"scheduled_p99_s", "failover_s", "decided_anew"}),
