@@ -16,6 +16,9 @@ class Sized:
 
     def load(self, model: Model) -> None:
         print(f"{model.name} prints in its load")  # noqa: T201 - what is tested
+        if before := model.options.get("before"):
+            with Path(before).open("a") as lines:
+                lines.write(f"{model.name}\n")
         if mib := int(model.options.get("mib", 0)):
             devices = memory.visible()
             self.blocks = [devices.allocate(at, mib) for at in range(devices.count())]

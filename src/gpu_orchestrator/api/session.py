@@ -320,7 +320,8 @@ class Model(Value, frozen=True):
 class Assign(Message, frozen=True):
     """`memory_mib` is reserved on each device (0 with `exclusive`: all of it). Without `devices`, the task
     uses no GPU. `owner` owns the task; empty in assignments of older versions. `model` is loaded first, if
-    the task's type is one that loads models; with `only_load`, nothing more is done."""
+    the task's type is one that loads models; with `only_load`, nothing more is done. Without `has_elsewhere`
+    no other device could take that model: if memory runs out here, the task is not retried."""
 
     task: str
     attempt: int
@@ -336,6 +337,7 @@ class Assign(Message, frozen=True):
     owner: str = ""
     model: Model | None = None
     only_load: bool = False
+    has_elsewhere: bool = True
 
 
 class Cancel(Message, frozen=True):

@@ -245,7 +245,8 @@ class ModelChoice:
                 gone = self._gone(request, there, device, free_mib, now)
                 if gone is not None:
                     found.append(_Taken(sum(models.reload_s(copy, now) for copy in gone), device, gone))
-        found.sort(key=lambda each: (each.cost_s, each.device))
+        prefer = request.shape.prefer_ids
+        found.sort(key=lambda each: (bool(prefer) and each.device not in prefer, each.cost_s, each.device))
         return found[: request.shape.gpus] if len(found) >= request.shape.gpus else None
 
     def _gone(

@@ -250,6 +250,10 @@ async def test_load_that_runs_out_of_memory_is_told_as_such(peer: Peer, new_work
     error = await site.failed("t1")
     assert (error.type, error.retryable) == ("OutOfMemory", True)
     assert (await site.run("t2", "small"))["model"] == "small"
+    await site.ask("t3", "llama", 8, options={"mib": 100 * GIB}, has_elsewhere=False)
+    error = await site.failed("t3")
+    assert (error.type, error.retryable) == ("OutOfMemory", False)
+    assert error.message.endswith("no other GPU could take this model, so the task is not retried")
 
 
 async def test_killed_worker_leaves_nothing_of_a_load(peer: Peer, new_worker: NewWorker) -> None:

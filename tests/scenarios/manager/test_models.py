@@ -165,3 +165,22 @@ async def test_worker_that_is_killed_in_a_load_takes_no_task_along(models: Model
     await models.worker("b")
     ended = await models.site.wait(task)
     assert (ended["status"], ended["assigned_worker"]) == ("completed", "b")
+
+
+async def test_model_that_runs_out_of_memory_is_not_retried_on_the_same_device(models: Models) -> None:
+    """It says that it takes 4 GiB, and takes 30. With two workers it is tried on each, once."""
+    journal = models.folder / "journal"
+    status, _ = await models.site.call(
+        "PUT",
+        "/models/greedy",
+        {"handler": "sized", "memory": "4GiB", "options": {"mib": 30 * GIB, "before": str(journal)}},
+    )
+    assert status == 200
+    await models.declare("small", 4)
+    for name in "ab":
+        await models.worker(name)
+    ended = await models.site.wait(await models.submit("greedy", max_retries=5))
+    assert (ended["status"], ended["error"]["type"]) == ("failed", "OutOfMemory")
+    assert {each["worker"] for each in ended["deaths"]} == {"a", "b"}
+    assert len(journal.read_text().split()) == 2
+    assert (await models.run("small"))["model"] == "small"

@@ -140,3 +140,13 @@ def test_idle_copies_leave_their_memory_free(copies: list[session.Copy], held: l
 def test_reason_names_the_copy_that_a_task_waits_for(copies: list[session.Copy], says: str) -> None:
     worker = WorkerState(hello("w"), readings=(reading(0),), copies=tuple(copies))
     assert model_words.why_it_waits("m", [worker]).startswith(says)
+
+
+def test_report_of_copies_that_cannot_be_is_not_believed() -> None:
+    greeting = hello("w", devices=(device(0),), task_types=("chat",), model_types=("chat",))
+    copies = (loaded("far", devices=(7,)), loaded("huge", gib=1000), loaded("cpu", devices=()))
+    report = session.Report((reading(0),), copies=copies)
+    row = {"spec": rows.encode(greeting), "report": rows.encode(report), "epoch": "1", "state": "online"}
+    worker = rows.worker_state_of({**row, "reported": "5000"})
+    assert [(each.model, each.used_mib) for each in worker.copies] == [("huge", 24 * GIB), ("cpu", 0)]
+    assert worker.reported_s == 5.0

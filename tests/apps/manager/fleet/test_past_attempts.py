@@ -7,7 +7,7 @@ import pytest
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.fleet import rows, strategies
 from gpu_orchestrator.apps.manager.fleet.nodes import Hints, MemoryPolicy, WorkerState, request_of
-from gpu_orchestrator.apps.manager.fleet.past_attempts import Death, deaths_of, hints
+from gpu_orchestrator.apps.manager.fleet.past_attempts import Death, deaths_of, has_elsewhere, hints
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.decide import decide
 from tests.support.scripted_worker import device, hello
@@ -51,6 +51,13 @@ TWO = {**ONE, **fleet(WorkerState(hello("b", devices=(device(0),))))}
             ONE,
             Hints(shun_workers=("a",), prefer_devices=(1,), memory_mib=6 * GIB),
             id="out of memory: other device and more memory",
+        ),
+        pytest.param(
+            TaskSpec("echo", model="m", memory_mib=4 * GIB),
+            (Death("a", "memory", (0,), 4 * GIB, 3 * GIB),),
+            TWO,
+            Hints(avoid=("a",), shun_workers=("a",), prefer_devices=(1,), memory_mib=6 * GIB),
+            id="a model does not return to the worker on which it did not fit",
         ),
         pytest.param(
             SHARED,
@@ -108,3 +115,22 @@ def test_deaths_of_an_older_version_are_understood() -> None:
     stored = '[{"worker":"a","attempt":1,"kind":"worker","evidence":"x","at":1}]'
     assert deaths_of(stored) == (Death("a", "worker"),)
     assert deaths_of("") == ()
+
+
+@pytest.mark.parametrize(
+    ("deaths", "at", "workers", "expected"),
+    [
+        pytest.param((), ("a", (0,)), ONE, True, id="another device of the worker"),
+        pytest.param((), ("b", (0,)), TWO, True, id="another worker"),
+        pytest.param((Death("a", "memory", (0,)),), ("a", (1,)), ONE, False, id="all devices were tried"),
+        pytest.param((Death("a", "memory", (0,)),), ("b", (0,)), TWO, False, id="the other worker was tried"),
+        pytest.param((Death("a", "runner"),), ("b", (0,)), TWO, True, id="its runner died there, no more"),
+    ],
+)
+def test_model_out_of_memory_is_retried_only_where_it_was_not(
+    deaths: tuple[Death, ...],
+    at: tuple[str, tuple[int, ...]],
+    workers: dict[str, WorkerState],
+    expected: bool,
+) -> None:
+    assert has_elsewhere(TaskSpec("echo", model="m"), deaths, *at, workers) is expected

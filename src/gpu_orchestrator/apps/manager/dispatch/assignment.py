@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from logging import DEBUG
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from gpu_orchestrator.adapters.store.records import Assignment, AssignResult, Moved, NotAssigned
@@ -17,6 +18,7 @@ from gpu_orchestrator.apps.manager.dispatch.task_table import TaskTable
 from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.fleet.models import ModelBook
 from gpu_orchestrator.apps.manager.fleet.nodes import DeviceGrant, MemoryPolicy, WorkerState
+from gpu_orchestrator.apps.manager.fleet.past_attempts import has_elsewhere
 from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.engine.events import Event, Place, Placed, PlaceFailed, RequestRemoved
 
@@ -44,6 +46,7 @@ class Assigner:
     now: Callable[[], float]
     deliver_filled: Deliver
     models: ModelBook
+    workers: Callable[[], Mapping[str, WorkerState]]
 
     def plans(self, places: Iterable[Place], workers: Mapping[str, WorkerState]) -> list[PlannedAssignment]:
         """Return a plan for each placement whose worker is still known."""
@@ -81,6 +84,11 @@ class Assigner:
         assign = rows.message_of(
             key, known.attempt, known.spec, plan.grant, answer.parameters, answer.correlation, self.models
         )
+        if known.spec.model and plan.grant.devices:
+            devices = tuple(each.index for each in plan.grant.devices)
+            worker = plan.worker.hello.name
+            has_more = has_elsewhere(known.spec, known.deaths, worker, devices, self.workers())
+            assign = msgspec.structs.replace(assign, has_elsewhere=has_more)
         deliver = self.deliver_filled if known.spec.takes_results else self.deliver
         deliver(plan.worker, assign)
         yield Placed(key)

@@ -125,7 +125,14 @@ class Dispatcher:
     def __post_init__(self) -> None:
         deps = self.deps
         self._assigner = Assigner(
-            self.tasks, deps.memory, deps.metrics, deps.deliver, deps.now, deps.deliver_filled, deps.models
+            self.tasks,
+            deps.memory,
+            deps.metrics,
+            deps.deliver,
+            deps.now,
+            deps.deliver_filled,
+            deps.models,
+            lambda: self.workers,
         )
         self.engine = Engine(
             self.deps.registry.policy_of,

@@ -44,7 +44,8 @@ def hints(
     if not deaths:
         return NO_HINTS
     able = [worker for worker in workers.values() if worker.online and could_take(worker, spec)]
-    lethal = tuple(sorted({death.worker for death in deaths if not death.is_memory}))
+    # A model that did not fit would not fit there the next time: idle ones had to make room for it.
+    lethal = tuple(sorted({death.worker for death in deaths if spec.model or not death.is_memory}))
     short = [death for death in deaths if death.is_memory]
     has_other = any(worker.hello.name not in lethal for worker in able)
     return Hints(
@@ -52,6 +53,27 @@ def hints(
         shun_workers=tuple(sorted({death.worker for death in short})),
         prefer_devices=_other_devices(short, able),
         memory_mib=_more_mib(short, able, memory),
+    )
+
+
+def has_elsewhere(
+    spec: TaskSpec,
+    deaths: tuple[Death, ...],
+    worker: str,
+    devices: tuple[int, ...],
+    workers: Mapping[str, WorkerState],
+) -> bool:
+    """Return True if a task of a model could go to other devices than these, and than those on which memory
+    ran out before."""
+    gone = {death.worker for death in deaths if death.is_memory} | {worker}
+    if any(
+        each.online and each.hello.name not in gone and could_take(each, spec) for each in workers.values()
+    ):
+        return True
+    here = workers.get(worker)
+    failed = {index for death in deaths if death.worker == worker for index in death.devices} | {*devices}
+    return here is not None and len([each for each in here.hello.devices if each.index not in failed]) >= max(
+        spec.gpus, 1
     )
 
 

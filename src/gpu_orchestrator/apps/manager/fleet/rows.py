@@ -73,9 +73,21 @@ def worker_state_of(row: Row) -> WorkerState:
         score=score_of(done, failed),
         api=row.get("api", ""),
         connection=row.get("connection", ""),
-        copies=report.copies if report else (),
+        copies=_known_copies(hello, report.copies) if report and hello.model_types else (),
         cache=report.cache if report else session.CacheCounts(),
         reported_s=int(row.get("reported") or 0) / 1000,
+    )
+
+
+def _known_copies(hello: session.Hello, copies: Iterable[session.Copy]) -> tuple[session.Copy, ...]:
+    """Return the copies on devices that the worker has, with no more memory than these: a report may say
+    anything, and what it says is counted."""
+    sizes = {each.index: each.memory_mib for each in hello.devices}
+    return tuple(
+        msgspec.structs.replace(each, used_mib=most) if each.used_mib > most else each
+        for each in copies
+        if sizes.keys() >= set(each.devices)
+        for most in (min((sizes[index] for index in each.devices), default=0),)
     )
 
 

@@ -53,8 +53,7 @@ def load_s(manager: Manager, request: task_schema.TaskRequest) -> float:
     if not _loads(manager, request.task_type):
         return 0.0
     name = request.model_name or request.task_type
-    copies = (each for worker in manager.overview.workers.values() if worker.online for each in worker.copies)
-    if any(each.model == name and each.is_loaded for each in copies):
+    if name in manager.overview.loaded_models():
         return 0.0
     known = manager.models.get(name)
     return (known.load_s if known else None) or LOAD_S

@@ -43,7 +43,11 @@ class ModelSync:
         for worker in workers:
             if worker.copies:
                 kinds = {each.index: each.model for each in worker.hello.devices}
-                self._learnt |= self._book.learnt(worker.copies, kinds)
+                types = worker.hello.model_types  # what nobody declared is called as its handler
+                known = [
+                    each for each in worker.copies if each.model in self._book.models or each.model in types
+                ]
+                self._learnt |= self._book.learnt(known, kinds)
         if self._learnt:
             self.wake()
 

@@ -19,6 +19,7 @@ from gpu_orchestrator.core.filters.devices import Kind
 from gpu_orchestrator.core.offers import Offers
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Shape
+from gpu_orchestrator.engine.models import PIN
 
 AT_ONCE = 50
 
@@ -120,6 +121,10 @@ def _sizes(
 
 
 def _holders(held: list[Placement], *, named: bool) -> str:
+    if pins := [each for each in held if each.key.startswith(PIN)]:
+        others = [each for each in held if each not in pins]
+        model = f"{len(pins)} pinned model{'s' if len(pins) > 1 else ''}"
+        return f"{model} and {_holders(others, named=named)}" if others else model
     if named:
         return ", ".join(sorted(placement.key for placement in held))
     return f"{len(held)} task{'s' if len(held) > 1 else ''}"

@@ -42,6 +42,7 @@ class Overview:
         self.model_types: frozenset[str] = frozenset()
         """The task types of the workers that load models."""
         self._task_types: set[str] = set()
+        self._loaded: tuple[float, frozenset[str]] = (NEVER, frozenset())
 
     @property
     def workers(self) -> dict[str, WorkerState]:
@@ -116,6 +117,15 @@ class Overview:
         show."""
         self._reserved_bytes -= size
         self._accepted_bytes += kept
+
+    def loaded_models(self) -> frozenset[str]:
+        """Return the models that any worker has loaded; computed once for each refresh."""
+        at, names = self._loaded
+        if at != self._refreshed_at:
+            online = (each for each in self.workers.values() if each.online)
+            names = frozenset(copy.model for each in online for copy in each.copies if copy.is_loaded)
+            self._loaded = self._refreshed_at, names
+        return names
 
     def task_types(self) -> set[str]:
         return self._task_types

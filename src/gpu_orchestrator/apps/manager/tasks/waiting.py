@@ -29,11 +29,13 @@ NEVER = float("-inf")
 @dataclass(slots=True)
 class Judged:
     """What was found out in one second: refusals by shape, None if one fits, and why owners are held back,
-    empty if they are not."""
+    empty if they are not, and what tasks of
+    models wait for."""
 
     since: float = NEVER
     refusals: dict[Shape, Refusal | None] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
 
 
 class Waiting:
@@ -93,11 +95,15 @@ class Waiting:
         for shape in new:
             known[shape] = why_not(shape, cluster, self._registry.policy_of(requests[shape]))
 
+    def _model_reason(self, model: str, known: dict[str, str]) -> str:
+        if model and model not in known:
+            known[model] = self._model_waits(model)
+        return known[model] if model else ""
+
     def _wait(self, request: Request, judged: Judged, position: int | None) -> Wait:
         refusal = judged.refusals.get(request.shape)
         if held_back := judged.owners.get(request.tenant):
             return Wait(held_back, position)
         if refusal is None:
-            model = request.shape.model
-            return Wait(self._model_waits(model) if model else "", position)
+            return Wait(self._model_reason(request.shape.model, judged.models), position)
         return Wait(words.why_it_waits(refusal), position, words.needs_another_worker(refusal))

@@ -291,7 +291,9 @@ class Attempts:
         match frame:
             case frames.Ended() | frames.Erred() | frames.Stopped():
                 runner.is_ending = runner.is_ending or frame.spent
-                self._finish(runner, outcome.of(frame))
+                attempt = self._attempts.get((frame.task, frame.attempt))
+                has_elsewhere = attempt is None or attempt.assign.has_elsewhere
+                self._finish(runner, outcome.of(frame, has_elsewhere=has_elsewhere))
             case frames.Printed(task, attempt, text):
                 self._printed(runner, self._attempts.get((task, attempt)), text)
             case frames.Sent(task, number):

@@ -5,13 +5,16 @@ from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.attempt import Attempt
 
 
-def of(frame: frames.Ended | frames.Erred | frames.Stopped) -> session.Outcome:
-    """Return the outcome that the runner reported."""
+def of(frame: frames.Ended | frames.Erred | frames.Stopped, *, has_elsewhere: bool = True) -> session.Outcome:
+    """Return the outcome that the runner reported. `has_elsewhere` is as in `Assign`."""
     match frame:
         case frames.Ended():
             return session.Done(frame.task, frame.attempt, frame.result)
         case frames.Erred():
             error = session.TaskError(frame.error, frame.message, frame.retryable)
+            if frame.error == "OutOfMemory" and not has_elsewhere:
+                said = f"{frame.message}; no other GPU could take this model, so the task is not retried"
+                error = session.TaskError(frame.error, said)
             return session.Failed(frame.task, frame.attempt, error)
         case frames.Stopped():
             return session.Cancelled(frame.task, frame.attempt)

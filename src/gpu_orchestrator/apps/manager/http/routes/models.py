@@ -28,13 +28,12 @@ async def page(request: Request) -> Response:
     """List the models that tasks may name, and where they are loaded."""
     manager = manager_of(request)
     await manager.overview.refresh()
-    loaded = views.copies(manager.overview.workers.values())
-    undeclared = {*manager.overview.model_types, *(each.model_name for each in loaded)}
+    loaded: dict[str, list[schema.ModelCopy]] = {}
+    for each in views.copies(manager.overview.workers.values()):
+        loaded.setdefault(each.model_name, []).append(each)
+    undeclared = {*manager.overview.model_types, *loaded}
     models = {name: KnownModel(name) for name in undeclared} | manager.models.models
-    shown = [
-        views.info(models[name], [each for each in loaded if each.model_name == name])
-        for name in sorted(models)
-    ]
+    shown = [views.info(models[name], loaded.get(name, [])) for name in sorted(models)]
     return json_response(schema.ModelPage(models=shown, total=len(shown)))
 
 
