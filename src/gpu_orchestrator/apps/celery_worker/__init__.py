@@ -7,5 +7,6 @@ processes take tickets from the worker's queue, present them to the agent, and w
   tasks          `inference`, which presents a ticket, and the management tasks
   lifecycle      what happens as Celery's processes start and end
   agent_process  the agent as a child of Celery's main process
+  channels       keeps Celery's main process alive when a broker goes away and comes back
   visit          a visit at the agent's desk, over a socket of this machine
 """

@@ -16,6 +16,7 @@ from kombu.entity import Queue
 from gpu_orchestrator.adapters import process_rights
 from gpu_orchestrator.adapters.parent_death import end_with_parent
 from gpu_orchestrator.api import tickets
+from gpu_orchestrator.apps.celery_worker import channels
 from gpu_orchestrator.apps.celery_worker.agent_process import AgentProcess
 
 FOR_MANAGEMENT = 1
@@ -40,6 +41,7 @@ class Lifecycle:
     def _begin(self, sender: str, instance: Any, conf: Any, options: dict[str, Any], **_: Any) -> None:
         """Start the agent, which the name and the queue of the worker come from."""
         process_rights.hide()
+        channels.guard()
         self._main = os.getpid()
         name, _at, host = sender.partition("@")
         self._agent = AgentProcess("" if name == USUAL_NAME else name, _slots(options))
