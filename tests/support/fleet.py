@@ -83,19 +83,19 @@ class Fleet:
 
     async def worker(self, name: str, *options: str) -> Worker:
         """Start a worker and wait until the server shows it as online."""
-        token = _read(Path(self.env.get("WORKER_TOKEN_FILE", self.folder / "data" / "worker-token")))
-        gpus = ("--simulation", str(self.folder / f"gpus-{name}"))
-        log = self.folder / f"{name}.log"
-        if self.env.get("EXECUTOR") == "celery":
-            broker = self.broker
-            worker: Worker = CeleryWorker(
-                self.url, log, *gpus, *options, token=token, name=name, broker=broker
-            )
-        else:
-            worker = Worker(self.url, log, *gpus, *options, token=token, name=name)
+        worker = self.started(name, *options)
         self.workers.append(worker)
         await self.back(name)
         return worker
+
+    def started(self, name: str, *options: str) -> Worker:
+        """Start a worker without waiting until it is online."""
+        token = _read(Path(self.env.get("WORKER_TOKEN_FILE", self.folder / "data" / "worker-token")))
+        given = ("--simulation", str(self.folder / f"gpus-{name}"), *options)
+        log = self.folder / f"{name}.log"
+        if self.env.get("EXECUTOR") == "celery":
+            return CeleryWorker(self.url, log, *given, token=token, name=name, broker=self.broker)
+        return Worker(self.url, log, *given, token=token, name=name)
 
     @property
     def broker(self) -> dict[str, str]:
@@ -180,4 +180,4 @@ async def fleet(folder: Path, **settings: str) -> AsyncIterator[Fleet]:
         yield running
     for worker in running.workers:
         gone_within(worker, PATIENCE_S)
-        assert "Traceback" not in worker.log.read_text(), worker.log.read_text()
+        assert not worker.is_in_trouble(), worker.log.read_text()

@@ -45,7 +45,7 @@ class Nemesis:
 
     async def kill_runner(self) -> None:
         worker = self._rng.choice(self.manager.workers)
-        if below := worker.below():
+        if below := worker.victims():
             with suppress(ProcessLookupError):
                 os.kill(self._rng.choice(below), signal.SIGKILL)
 
@@ -79,11 +79,7 @@ class Nemesis:
 
     def start(self, name: str) -> Worker:
         """Start a worker without waiting until it is online."""
-        folder = self.manager.folder
-        token = (folder / "data" / "worker-token").read_text()
-        gpus = ("--simulation", str(folder / f"gpus-{name}"))
-        log = folder / f"{name}.log"
-        return Worker(self.manager.url, log, *gpus, *WORKER_OPTIONS, token=token, name=name)
+        return self.manager.started(name, *WORKER_OPTIONS)
 
 
 async def submit_until_accepted(manager: Fleet, bodies: list[dict[str, object]]) -> list[str]:

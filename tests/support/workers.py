@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
+from gpu_orchestrator.adapters import keeper
 from tests.support import warm
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S, pause_s
@@ -63,6 +64,14 @@ class Worker:
         """Return the live processes of this worker, without the agent itself."""
         return sorted(pid for pid in marked(self.mark) if pid != self.process.pid)
 
+    def is_in_trouble(self) -> bool:
+        """Return whether the worker has logged an exception that nobody expected."""
+        return "Traceback" in self.log.read_text()
+
+    def victims(self) -> list[int]:
+        """Return the live processes that may be killed without ending the worker for good."""
+        return self.below()
+
     def runner(self) -> int:
         """Return the newest process that runs handlers."""
         return max(self.below(), key=_started)
@@ -88,8 +97,23 @@ class CeleryWorker(Worker):
 
     @property
     def agent(self) -> int:
-        (found,) = (pid for pid in self.below() if b"\0--desk\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        (found,) = (pid for pid in self.below() if self._is_agent(pid))
         return found
+
+    def _is_agent(self, pid: int) -> bool:
+        with suppress(OSError):
+            return b"\0--desk\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return False
+
+    def is_in_trouble(self) -> bool:
+        """Celery logs tracebacks when it loses its broker or a process: only the agent's lines count."""
+        agent = [line for line in self.log.read_text().splitlines() if line.startswith("{")]
+        return any('"level": "error"' in line for line in agent)
+
+    def victims(self) -> list[int]:
+        """Those of the agent: Celery ends with the agent, or if a pool process ends as it starts, for what
+        keeps it running to start it again."""
+        return [pid for each in self.below() if self._is_agent(each) for pid in keeper.descendants(each)]
 
 
 def open_to_all() -> list[str]:

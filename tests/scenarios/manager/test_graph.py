@@ -19,10 +19,10 @@ DEEP = 10
 
 
 async def test_every_node_of_a_graph_has_one_result_in_order(
-    tmp_path: Path, scale: Scale, figure: Figure
+    tmp_path: Path, scale: Scale, figure: Figure, executor: str
 ) -> None:
     rng, wide = Random(7), scale(test=6, accept=100)
-    async with fleet(tmp_path) as manager:
+    async with fleet(tmp_path, EXECUTOR=executor) as manager:
         for name in ("a", "b", "c"):
             await manager.worker(name, *WORKER_OPTIONS)
         faults = Nemesis(manager, rng)

@@ -23,8 +23,8 @@ KEPT = 256 << 10
 
 
 @pytest.fixture
-async def manager(tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with fleet(tmp_path) as running:
+async def manager(tmp_path: Path, executor: str) -> AsyncIterator[Fleet]:
+    async with fleet(tmp_path, EXECUTOR=executor) as running:
         yield running
 
 

@@ -21,10 +21,10 @@ Figure = Callable[[str], None]
 
 
 @pytest.fixture
-async def manager(tmp_path: Path, scale: Scale) -> AsyncIterator[Fleet]:
+async def manager(tmp_path: Path, scale: Scale, executor: str) -> AsyncIterator[Fleet]:
     """Run a manager with leases longer than a busy machine needs to start a server, so that none expires."""
     settings: dict[str, str] = scale(test={"WORKER_LEASE": "60"}, accept={})
-    async with fleet(tmp_path, **settings) as running:
+    async with fleet(tmp_path, EXECUTOR=executor, **settings) as running:
         yield running
 
 
@@ -61,6 +61,7 @@ async def test_killed_store_loses_nothing_and_tasks_continue(
     assert worker.process.poll() is None
 
 
+@pytest.mark.celery
 async def test_killed_server_resumes_with_its_state(manager: Fleet, figure: Figure) -> None:
     await manager.worker("a", "--max-concurrent", "2")
     running = await manager.submit("sleep", {"seconds": 6})
@@ -78,11 +79,18 @@ async def test_killed_server_resumes_with_its_state(manager: Fleet, figure: Figu
     assert (ended["status"], ended["attempt"]) == ("completed", 1), "the worker resumed with its running task"
 
 
-async def test_second_server_leads_after_the_leader_is_killed(tmp_path: Path, figure: Figure) -> None:
+async def test_second_server_leads_after_the_leader_is_killed(
+    tmp_path: Path, figure: Figure, executor: str
+) -> None:
     token = tmp_path / "token"
     token.write_text("t" * 64)
     async with embedded(tmp_path / "store") as store:
-        shared = {"REDIS_URL": store.url, "API_KEY": "k" * 64, "WORKER_TOKEN_FILE": str(token)}
+        shared = {
+            "EXECUTOR": executor,
+            "REDIS_URL": store.url,
+            "API_KEY": "k" * 64,
+            "WORKER_TOKEN_FILE": str(token),
+        }
         async with Fleet(tmp_path / "one", env=shared) as one, Fleet(tmp_path / "two", env=shared) as two:
             for manager, name in ((one, "a"), (two, "b")):
                 await manager.worker(name, "--max-concurrent", "2")

@@ -82,10 +82,10 @@ async def check_counts(manager: Fleet, states: Counter[str]) -> None:
 
 
 async def test_no_task_is_lost_or_counted_twice_under_random_faults(
-    tmp_path: Path, scale: Scale, figure: Figure, seed: int
+    tmp_path: Path, scale: Scale, figure: Figure, seed: int, executor: str
 ) -> None:
     rng, count = Random(seed), scale(test=600, accept=5000)
-    async with fleet(tmp_path) as manager:
+    async with fleet(tmp_path, EXECUTOR=executor) as manager:
         for name in ("a", "b", "c"):
             await manager.worker(name, *WORKER_OPTIONS)
         faults = Nemesis(manager, rng)
@@ -98,7 +98,9 @@ async def test_no_task_is_lost_or_counted_twice_under_random_faults(
         await injecting
         final = [await nemesis.ended(manager, name) for name in names]
         states = Counter(str(each["status"]) for each in final)
-        figure(f"seed {seed}: {count} tasks, {dict(states)}, faults: {dict(Counter(faults.faults))}")
+        figure(
+            f"{executor}, seed {seed}: {count} tasks, {dict(states)}, faults: {dict(Counter(faults.faults))}"
+        )
         assert len(set(names)) == count
         check_ends(submitted, final)
         await check_counts(manager, states)

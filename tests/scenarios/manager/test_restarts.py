@@ -34,11 +34,13 @@ async def stop(manager: Fleet) -> None:
     await asyncio.to_thread(manager.server.wait, 60)
 
 
-async def test_planned_restart_starts_no_task_over(tmp_path: Path, scale: Scale, figure: Figure) -> None:
+async def test_planned_restart_starts_no_task_over(
+    tmp_path: Path, scale: Scale, figure: Figure, executor: str
+) -> None:
     """The server stays away for longer than a lease, and longer than the grace after a lost connection."""
     lease: dict[str, str] = scale(test={"WORKER_LEASE": "6"}, accept={})
     workers: int = scale(test=2, accept=6)
-    async with fleet(tmp_path, **lease) as manager:
+    async with fleet(tmp_path, EXECUTOR=executor, **lease) as manager:
         for number in range(workers):
             await manager.worker(f"w{number}", "--simulate", "1xL4:24GiB", "--max-concurrent", "2")
         gpu = {"resources": {"gpus": 1}}
@@ -61,10 +63,12 @@ async def test_planned_restart_starts_no_task_over(tmp_path: Path, scale: Scale,
         assert [worker.below() for worker in manager.workers] == pids, "the same processes run"
 
 
-async def test_worker_that_keeps_its_tasks_runs_on_past_its_lease(tmp_path: Path, scale: Scale) -> None:
+async def test_worker_that_keeps_its_tasks_runs_on_past_its_lease(
+    tmp_path: Path, scale: Scale, executor: str
+) -> None:
     """The only server is killed and stays away for longer than a lease: one worker ends its task and starts
     it over, the other one runs on. Neither loses an attempt."""
-    async with fleet(tmp_path, WORKER_LEASE=scale(test="6", accept="3")) as manager:
+    async with fleet(tmp_path, EXECUTOR=executor, WORKER_LEASE=scale(test="6", accept="3")) as manager:
         tasks: dict[str, str] = {}
         before: dict[str, list[int]] = {}
         for way in ("keep", "stop"):
@@ -151,11 +155,11 @@ async def two_servers(folder: Path, **settings: str) -> AsyncIterator[Pair]:
 
 
 async def test_rolling_restart_of_two_servers_costs_no_attempt(
-    tmp_path: Path, scale: Scale, figure: Figure
+    tmp_path: Path, scale: Scale, figure: Figure, executor: str
 ) -> None:
     """Tasks come all the time while one server after the other is restarted. Before that, a wish of an
     operator is lost on its way from one server to the other: the worker learns of it all the same."""
-    async with two_servers(tmp_path) as pair:
+    async with two_servers(tmp_path, EXECUTOR=executor) as pair:
         for name in ("a", "b"):
             await pair.worker(name, "--max-concurrent", "8")
         told = await ask_unheard(pair)

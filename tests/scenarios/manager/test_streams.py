@@ -24,8 +24,8 @@ LOG_COST = 320
 
 
 @pytest.fixture
-async def manager(tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with fleet(tmp_path, TASK_VALUES_KB=str(KEPT_KB)) as running:
+async def manager(tmp_path: Path, executor: str) -> AsyncIterator[Fleet]:
+    async with fleet(tmp_path, EXECUTOR=executor, TASK_VALUES_KB=str(KEPT_KB)) as running:
         yield running
 
 
