@@ -259,5 +259,5 @@ $(VENV)/docs/ready: $(VENV)/ready requirements/docs.txt
 # What looks at packages before they are published, apart from our own environment.
 $(VENV)/release/ready: $(VENV)/ready requirements/release.txt
 	@$(BIN)/uv venv -q --clear --python $(BIN)/python $(VENV)/release
-	@$(BIN)/uv pip sync -q --compile-bytecode --require-hashes --python $(VENV)/release/bin/python requirements/release.txt
+	@$(BIN)/uv pip sync -q --require-hashes --python $(VENV)/release/bin/python requirements/release.txt
 	@touch $@

@@ -21,11 +21,12 @@ from pathlib import Path
 from scripts.release import archives, changelog, checks, git, sbom
 
 ROOT = Path(__file__).parents[2]
+DIST = ROOT / "dist"
 
 
 def main(words: list[str]) -> int:
     parser = ArgumentParser(prog="make release", description="Make everything that a release consists of.")
-    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "dist", help="default: dist")
+    parser.add_argument("folder", nargs="?", type=Path, default=DIST, help="default: dist")
     parser.add_argument(
         "--no-tests", action="store_true", help="the tests of this commit have passed elsewhere"
     )
@@ -35,6 +36,9 @@ def main(words: list[str]) -> int:
     if asked.notes:
         print(changelog.sections((ROOT / "CHANGELOG.md").read_text())[0].text)
         return 0
+    if asked.folder != DIST and asked.folder.exists() and any(asked.folder.iterdir()):
+        print(f"{asked.folder} is not empty; name a folder that is, or none for dist", file=sys.stderr)
+        return 1
     if wrong := list(checks.problems(ROOT, datetime.now(UTC).date(), os.environ)):
         print(f"{version} cannot be released:", *wrong, sep="\n- ", file=sys.stderr)
         return 1

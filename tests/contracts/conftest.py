@@ -33,6 +33,19 @@ async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[s
 
 
 @pytest.fixture
+async def empty_store(url: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    """A store on another server of the same kind, for what a backup brings: a server of another version may
+    not read it."""
+    (tmp_path / "other").mkdir()
+    kind = request.node.callspec.params["url"]
+    async with (
+        stores.server(kind, tmp_path / "other") as address,
+        Store(Database(address), owner="two") as made,
+    ):
+        yield made
+
+
+@pytest.fixture
 async def new_store(url: str) -> AsyncIterator[NewStore]:
     opened: list[Store] = []
 

@@ -11,8 +11,6 @@ import pytest
 from gpu_orchestrator.adapters.store.records import Assignment, NewsItem, Outcome, Queued
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.valkey import backup
-from gpu_orchestrator.adapters.store.valkey.database import Database
-from tests.support import stores
 from tests.support.scale import Scale
 from tests.support.store_calls import NewStore, join, row, run, state, task, tell
 
@@ -221,8 +219,7 @@ async def test_random_graphs_run_in_order_under_changing_leaders(
 FINAL = {"completed", "failed", "cancelled"}
 
 
-async def test_backup_keeps_the_links(store: Store, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    kind: str = request.node.callspec.params["url"]
+async def test_backup_keeps_the_links(store: Store, empty_store: Store, tmp_path: Path) -> None:
     for name in ("done", "runs", "open"):
         await submit(store, name)
     await end(store, "done")
@@ -232,15 +229,14 @@ async def test_backup_keeps_the_links(store: Store, tmp_path: Path, request: pyt
     await see_to_links(store)
     await run(store, "runs", "w", await epoch_of(store))
     await backup.save(store.database, tmp_path / "file", {})
-    (tmp_path / "other").mkdir()
-    async with stores.server(kind, tmp_path / "other") as url, Store(Database(url), owner="two") as restored:
-        await backup.load(restored.database, tmp_path / "file")
-        await restored.leadership.campaign()
-        await see_to_links(restored)
-        assert [await state(restored, name) for name in ("waits", "begun")] == ["scheduled", "queued"]
-        await restored.tasks.cancel(["begun"])
-        await restored.tasks.cancel(["open"])
-        await see_to_links(restored)
-        assert await state(restored, "waits") == "cancelled"
-        assert await names(restored, "after:done", "pins:done", "links") == set()
-        assert await restored.database.exists("t:done")
+    restored = empty_store
+    await backup.load(restored.database, tmp_path / "file")
+    await restored.leadership.campaign()
+    await see_to_links(restored)
+    assert [await state(restored, name) for name in ("waits", "begun")] == ["scheduled", "queued"]
+    await restored.tasks.cancel(["begun"])
+    await restored.tasks.cancel(["open"])
+    await see_to_links(restored)
+    assert await state(restored, "waits") == "cancelled"
+    assert await names(restored, "after:done", "pins:done", "links") == set()
+    assert await restored.database.exists("t:done")

@@ -13,8 +13,6 @@ from gpu_orchestrator.adapters.store.records import ANY_NUMBER, NewsItem, NewTas
 from gpu_orchestrator.adapters.store.schedules import Fired, Firing, NewSchedule, ScheduleRow
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.valkey import backup
-from gpu_orchestrator.adapters.store.valkey.database import Database
-from gpu_orchestrator.adapters.store.valkey.embedded import embedded
 from tests.support.scale import Scale
 from tests.support.store_calls import SPEC, NewStore, row, state
 
@@ -200,18 +198,16 @@ async def test_overlap_allows_skips_or_queues(store: Store) -> None:
     assert (await fire(store, firing("skip", shown.next_ms))).outcome == "fired"
 
 
-async def test_backup_keeps_schedules(store: Store, tmp_path: Path) -> None:
+async def test_backup_keeps_schedules(store: Store, empty_store: Store, tmp_path: Path) -> None:
     await save(store, "due")
     await save(store, "paused")
     await store.schedules.change("paused", "pause", owner="", by="x")
     await backup.save(store.database, tmp_path / "file", {})
-    (tmp_path / "other").mkdir()
-    async with embedded(tmp_path / "other") as server, Store(Database(server.url), owner="two") as restored:
-        await backup.load(restored.database, tmp_path / "file")
-        await restored.leadership.campaign()
-        assert [each.name for each in (await restored.schedules.due(10)).rows] == ["due"]
-        assert (await restored.schedules.page("o", 0, 10)).total == 2
-        assert (await fire(restored, firing("due", 1))).outcome == "fired"
+    await backup.load(empty_store.database, tmp_path / "file")
+    await empty_store.leadership.campaign()
+    assert [each.name for each in (await empty_store.schedules.due(10)).rows] == ["due"]
+    assert (await empty_store.schedules.page("o", 0, 10)).total == 2
+    assert (await fire(empty_store, firing("due", 1))).outcome == "fired"
 
 
 async def test_leaders_that_come_and_go_fire_each_moment_once(

@@ -249,6 +249,13 @@ def test_unfinished_tree_is_refused_before_anything_is_made(
     assert not (tmp_path / "dist").exists()
 
 
+def test_folder_of_others_is_not_emptied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").write_text("")
+    assert release.main([str(tmp_path), "--no-tests"]) == 1
+    assert "is not empty" in capsys.readouterr().err
+    assert (tmp_path / "mine").exists()
+
+
 def test_checksums_are_of_all_files(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1")
     (tmp_path / "SHA256SUMS").write_text("old")

@@ -58,6 +58,8 @@ def get(name: str) -> Path:
     home = _home(name)
     with toolbox.only_one(home.parent):
         if not (home / "server").exists():
+            for unfinished in home.parent.glob(".getting-*"):
+                shutil.rmtree(unfinished)
             _make(STORES[name], home)
     return home / "server"
 
