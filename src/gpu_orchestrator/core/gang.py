@@ -167,6 +167,9 @@ def _room(shape: Shape, cluster: Cluster) -> Ints:
 
 
 def _together(gang: Gang, cluster: Cluster, policy_of: PolicyOf, rng: Rng) -> Together | GangRefusal:
+    for shape, member in {each.shape: each for each in gang.members}.items():
+        if shape.within is None:
+            current(shape, cluster, policy_of(member))  # kept for the next try; a copy's is lost with it
     hardest_first = _hardest_first(gang.members)
     placed, refusal = _fold(hardest_first, cluster.copy(), policy_of, rng)
     if refusal is None or len(placed) >= gang.least:

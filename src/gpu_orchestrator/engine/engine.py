@@ -322,7 +322,7 @@ class Engine:
         if key in self._left:
             self._add_again(key, now, actions)
         elif waiting.request.gang is not None:
-            self._gangs.rest(waiting, waiting.request.gang, now)
+            self._gangs.rest(waiting, waiting.request.gang, now, self._rng)
         else:
             self._queue.add_resting(waiting, now)
         self._wake(freed)

@@ -9,7 +9,7 @@
                      members in flight, then held; members that come later are placed beside them
 
 In the queue a gang is one entry, its speaker: it has the lane, flow and rank of the member that would be
-first. Kept by the engine.
+last, or one important member would take all others along. Kept by the engine.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -26,6 +26,8 @@ from gpu_orchestrator.engine.queue import Waiting
 
 PATIENCE_S = 1.0
 """How long a gang may be short before its members are told: mostly all of them come at once."""
+MOST_KINDS = 64
+"""Different requests of one gang. Each costs a look at every node, all in one go."""
 MOST_CHECKED = 256
 """Parked gangs whose room is counted in one call."""
 
@@ -139,12 +141,13 @@ class Gangs:
         self.recheck(gang)
         return None
 
-    def rest(self, waiting: Waiting, terms: GangTerms, now: float) -> None:
+    def rest(self, waiting: Waiting, terms: GangTerms, now: float, rng: Rng) -> None:
         """Add a member that could not be placed. Mostly none of its gang could: all of them come, one by one,
-        and rest together."""
+        and rest together. Two schedulers that took a half each of one gang's devices rest for different
+        times, or they would do it again."""
         gang = self._add(waiting, terms)
         if gang.stage == "short":
-            self.park(gang, None, now)
+            self.park(gang, None, now, spread=rng.random())
         self.recheck(gang)
 
     def _add(self, waiting: Waiting, terms: GangTerms) -> Members:
@@ -202,7 +205,7 @@ class Gangs:
 
     def enqueue(self, gang: Members) -> Waiting:
         """Return the entry for the queue of a gang that has enough members."""
-        first = gang.by_turn[0]
+        first = gang.by_turn[-1]
         # Keys of requests are UIDs and ids, which have no blank: this one is nobody's.
         request = replace(first.request, key=f"gang {gang.terms.name}", gang=gang.terms)
         gang.stage, gang.speaker = "queued", replace(first, request=request, queue=None, is_parked=False)
@@ -219,14 +222,15 @@ class Gangs:
             self._short.setdefault(gang.terms.name, now + PATIENCE_S)
         return speaker
 
-    def park(self, gang: Members, refusal: Refusal | None, now: float) -> None:
+    def park(self, gang: Members, refusal: Refusal | None, now: float, spread: float = 0.0) -> None:
         """Let a gang wait that was refused or could not be placed. It is tried again when something becomes
-        free, but rests first: to decide it costs more than a request does."""
+        free, but rests first: to decide it costs more than a request does. `spread` makes the rest longer by
+        that part."""
         if refusal is None or gang.refusal is None or refusal.message != gang.refusal.message:
             gang.told.clear()
         gang.stage, gang.speaker, gang.refusal = "parked", None, refusal
         self._short.pop(gang.terms.name, None)
-        gang.rests_until = now + self._backoff.delay(gang.attempts)
+        gang.rests_until = now + self._backoff.delay(gang.attempts) * (1.0 + spread)
         gang.attempts += 1
         self._parked[gang.terms.name] = gang
 
@@ -301,6 +305,11 @@ def judge(
 ) -> list[Chosen] | Refusal:
     """Return places for members of the gang with what they cost their flow, or why there are none."""
     members = gang.waiting
+    kinds = {each.request.shape for each in members.values()}
+    if len(kinds) > MOST_KINDS:
+        asked = f"its members ask for {len(kinds)} different things"
+        said = f"gang {gang.terms.name}: {asked}, more than {MOST_KINDS}"
+        return Refusal(len(cluster), gang=said)
     try:
         answer = decide_gang(to_decide(gang, cluster), cluster, lambda each: members[each.key].policy, rng)
         if isinstance(answer, GangRefusal):

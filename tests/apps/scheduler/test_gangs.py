@@ -63,7 +63,7 @@ def test_all_members_of_a_gang_that_could_not_be_bound_are_tried_again() -> None
     for job in world.executor.gangs[0]:
         world.coordinator.done(Failed(job, "a lease was taken"))
     assert (world.free("a"), world.free("b")) == (8, 8)
-    world.now += 1.0
+    world.now += 2.0
     world.coordinator.tick()
     assert gangs(world) == [["m1", "m2"], ["m1", "m2"]]
 

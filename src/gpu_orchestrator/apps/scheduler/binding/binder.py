@@ -14,7 +14,7 @@ version. What the pod's annotation says decides nothing, because its owner can c
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -42,9 +42,12 @@ from gpu_orchestrator.apps.scheduler.binding.mps_gate import MpsGate
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.binding.volume_binder import Unbound, VolumeBinder
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 SETTLE_EVERY_S = 1.0
+GANGS_AT_ONCE = 32
+"""Members of gangs that are prepared or bound at once: half of the connections are left to other pods."""
 
 log = structlog.get_logger()
 
@@ -93,6 +96,7 @@ class Binder:
         self._leases, self._claim_writer, self._volume_binder = leases, claim_writer, volume_binder
         self._reserves_claims, self._may_write, self._now = reserves_claims, may_write, now
         self._barred, self._mps_gate = barred, mps_gate
+        self._gang_slots = asyncio.Semaphore(GANGS_AT_ONCE)
 
     async def perform(self, job: BindJob) -> Outcome:
         """Acquire what the job needs and bind its pod; on failure release what was acquired."""
@@ -102,20 +106,27 @@ class Binder:
     async def perform_gang(self, gang: str, jobs: Sequence[BindJob]) -> list[Outcome]:
         """Acquire what all jobs need, then bind all pods. If one job cannot go on, release everything. A bind
         cannot be undone, so after the first one the others go on, whatever becomes of it."""
-        results = await asyncio.gather(*map(self._prepare, jobs), return_exceptions=True)
+        results = await asyncio.gather(*map(self._in_turn(self._prepare), jobs), return_exceptions=True)
         prepared: list[Ready | Failed] = [
             _judged(job, result) for job, result in zip(jobs, results, strict=True)
         ]
         failed = next((each for each in prepared if isinstance(each, Failed)), None)
         ready = [each for each in prepared if isinstance(each, Ready)]
         if failed is None and self._may_write():
-            bound = await asyncio.gather(*map(self._finish, ready), return_exceptions=True)
+            bound = await asyncio.gather(*map(self._in_turn(self._finish), ready), return_exceptions=True)
             return [_judged(each.job, result) for each, result in zip(ready, bound, strict=True)]
         await self._release([hold for each in ready for hold in each.holds])
         why = f"{key(failed.job.pod)}: {failed.why}" if failed else "another scheduler leads now"
         return [
             each if isinstance(each, Failed) else Failed(each.job, f"gang {gang}: {why}") for each in prepared
         ]
+
+    def _in_turn(self, step: Callable[[A], Awaitable[T]]) -> Callable[[A], Coroutine[Any, Any, T]]:
+        async def do(given: A) -> T:
+            async with self._gang_slots:
+                return await step(given)
+
+        return do
 
     async def _prepare(self, job: BindJob) -> Ready | Failed:
         """Acquire what the job needs; on failure release what was acquired."""

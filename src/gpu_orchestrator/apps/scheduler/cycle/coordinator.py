@@ -296,6 +296,7 @@ class Coordinator:
             if said:
                 self._executor.abandon(job, f"gang {action.gang}: {said[0]}")
             else:
+                self.engine.takes_long(job.pod.metadata.uid)  # or nothing else would be decided meanwhile
                 self._surroundings.use_volumes(job.pod)
         if not said:
             self._executor.bind_gang(action.gang, jobs)
