@@ -7,13 +7,12 @@ from msgspec import Meta
 from gpu_orchestrator.apps.manager.schema import Answer, Body
 from gpu_orchestrator.apps.manager.task_schema import TaskRequest
 
-ScheduleName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,199}$")]
-
 
 class ScheduleRequest(Body, frozen=True):
-    """`schedule` has five fields (minute, hour, day of the month, month, day of the week), or is `@hourly`,
-    `@daily`, `@weekly`, `@monthly`, `@yearly`, or `@every 30s`. `task` is as in `POST /tasks`, but for
-    `not_before`, `depends_on` and `idempotency_key`; its `expires` says how long from each moment.
+    """`name` has letters, digits, `_`, `.`, `:` and `-`. `schedule` has five fields (minute, hour, day of the
+    month, month, day of the week), or is `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`, or
+    `@every 30s`. `task` is as in `POST /tasks`, but for `not_before`, `depends_on` and `idempotency_key`; its
+    `expires` says how long from each moment.
 
     `missed`: what becomes of moments at which no server could queue the task: the latest is run
     (`run_once`), or each of the latest hundred (`run_all`), or none that is more than a minute old (`skip`).
@@ -22,7 +21,7 @@ class ScheduleRequest(Body, frozen=True):
     by the same delay, so that schedules for the same moment are spread. With `replace`, a schedule of this
     name is changed to this one."""
 
-    name: ScheduleName
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
     schedule: Annotated[str, Meta(min_length=1, max_length=200)]
     task: TaskRequest
     timezone: Annotated[str, Meta(min_length=1, max_length=64)] = "UTC"

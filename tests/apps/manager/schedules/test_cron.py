@@ -1,5 +1,6 @@
 """The moments of schedules: what is written, what is refused, and what happens when the clocks change."""
 
+import zoneinfo
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -230,6 +231,18 @@ def ends_of_gaps(zone: str, begins: int, ends: int) -> Iterator[int]:
 def test_bad_expressions_are_refused_in_words(text: str, said: str) -> None:
     with pytest.raises(BadSchedule, match=said.replace("(", ".")):
         cron.read(text)
+
+
+def test_utc_needs_no_database_of_time_zones() -> None:
+    zoneinfo.reset_tzpath(to=[])
+    zoneinfo.ZoneInfo.clear_cache()
+    cron.read.cache_clear()
+    try:
+        assert shown("0 3 * * *", "2026-01-01T12:00", 1) == ["2026-01-02T03:00:00"]
+        with pytest.raises(BadSchedule, match="needs tzdata on the server"):
+            cron.read("@daily", "Europe/Vaduz")
+    finally:
+        zoneinfo.reset_tzpath()
 
 
 def test_day_of_a_frequent_schedule_is_computed_once() -> None:

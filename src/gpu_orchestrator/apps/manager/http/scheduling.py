@@ -3,6 +3,7 @@
 The routes for schedules call it. The task of a schedule is checked as any that is submitted now.
 """
 
+import re
 from hashlib import sha256
 from itertools import pairwise
 
@@ -26,6 +27,7 @@ MOST_PARAMETERS = 64 << 10
 LONGEST_JITTER_S = units.DAY_S
 UPCOMING, LOOKED_AT, LOOKED_AHEAD_MS = 5, 100, 8 * 86_400_000
 """Moments that are shown; moments that are looked at, and how far ahead, to see how often it fires."""
+_NAME = re.compile(r"\w[\w.:-]*", re.ASCII)
 NOT_OF_SCHEDULES = ("not_before", "depends_on", "idempotency_key")
 
 
@@ -38,6 +40,11 @@ async def save(
     manager: Manager, wanted: ScheduleRequest, key: Key, correlation: str
 ) -> tuple[ScheduleRow, bool]:
     """Store a schedule; return its row, and whether it is new."""
+    if not _NAME.fullmatch(wanted.name):
+        raise errors.Unprocessable(
+            f"name: {wanted.name!r} cannot be the name of a schedule; use letters, digits, _, ., : and -, "
+            "and begin with none of the last three"
+        )
     now_ms = int(manager.leader.clock.now() * 1000)
     at = _moments(manager, wanted.schedule, wanted.timezone, now_ms)
     jitter_ms = _jitter_ms(wanted.jitter)
@@ -134,7 +141,7 @@ def _upcoming(row: ScheduleRow, most: int) -> list[str]:
         return []
     try:
         at, found = cron.read(row.schedule, row.zone), [row.next_ms]
-    except BadSchedule:
+    except BadSchedule:  # another server has a newer database of time zones
         return []
     while len(found) < most and (following := at.after(found[-1])) is not None:
         found.append(following)

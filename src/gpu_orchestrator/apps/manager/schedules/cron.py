@@ -9,7 +9,7 @@ gap, and both times.
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import lru_cache
 from typing import Literal, Protocol
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -53,6 +53,7 @@ class Schedule(Protocol):
 @lru_cache(maxsize=1024)
 def read(text: str, zone: str = "UTC") -> Schedule:
     """Read a schedule, or raise `BadSchedule`."""
+    place = _zone(zone)
     if text.startswith(EVERY):
         return _every(text)
     words = MACROS.get(text.lower(), text).upper().split()
@@ -73,7 +74,7 @@ def read(text: str, zone: str = "UTC") -> Schedule:
         frozenset(day % 7 for day in weekdays),
         both_days=words[2].startswith("*") or words[4].startswith("*"),
         is_clock=not words[0].startswith("*") and not words[1].startswith("*"),
-        zone=_zone(zone),
+        zone=place,
     )
     if found.after(0) is None:
         raise BadSchedule(f"{text!r} names a day that no year has")
@@ -105,7 +106,7 @@ class Cron:
     weekdays: frozenset[int]
     both_days: bool
     is_clock: bool
-    zone: ZoneInfo
+    zone: tzinfo
 
     def after(self, at_ms: int) -> int | None:
         for day in self._days(at_ms, 1):
@@ -241,10 +242,12 @@ def _every(text: str) -> Every:
     return Every(int(seconds) * 1000)
 
 
-def _zone(name: str) -> ZoneInfo:
+def _zone(name: str) -> tzinfo:
+    """Return a time zone. UTC needs no database of the system."""
     try:
-        return ZoneInfo(name)
+        return UTC if name == "UTC" else ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise BadSchedule(
-            f"the server knows no time zone {name!r}; write UTC, or a name such as Europe/Berlin"
+            f"the server knows no time zone {name!r}; write UTC, or a name such as Europe/Berlin "
+            "(which needs tzdata on the server)"
         ) from error
