@@ -85,14 +85,15 @@ def test_command_exists_and_its_options_are_known(unit: str) -> None:
     }
 
 
-def test_users_of_the_units_are_made() -> None:
-    made = set(
-        re.findall(
-            r"^u (\S+)", (ROOT / "packaging/systemd/gpu-orchestrator.sysusers").read_text(), re.MULTILINE
-        )
-    )
+@pytest.mark.skipif(not shutil.which("systemd-sysusers"), reason="systemd-sysusers is not installed")
+def test_users_of_the_units_are_made(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    file = ROOT / "packaging/systemd/gpu-orchestrator.sysusers"
+    subprocess.run(["systemd-sysusers", f"--root={tmp_path}", str(file)], check=True, capture_output=True)
+    made = {line.split(":")[0]: line for line in (tmp_path / "etc/passwd").read_text().splitlines()}
     tasks = dict(each.split("=", 1) for each in settings(WORKER)["Environment"])["GPU_ORCHESTRATOR_RUN_AS"]
-    assert made == {*settings(SERVER)["User"], tasks}
+    assert made.keys() == {*settings(SERVER)["User"], tasks}
+    assert all(line.endswith("/nologin") for line in made.values())
 
 
 def test_stop_reaches_the_main_process_alone_and_in_time() -> None:

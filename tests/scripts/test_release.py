@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 from controlplane.toolbox import Toolbox
 from scripts.release import __main__ as release
 from scripts.release import archives, changelog, checks, sbom
+from scripts.release import git as git_of_release
 from tests.support.paths import ROOT
 from tests.test_makefile import make
 
@@ -214,11 +216,24 @@ def test_release_has_everything_and_its_checksums(toolbox: Toolbox, tmp_path: Pa
     }
     check = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
     subprocess.run(check, cwd=tmp_path / "first", check=True)
+    check_wheel_of_the_source(tmp_path)
     newest = time.time() - 1
     chart = tmp_path / "first" / f"gpu-scheduler-{version}.tgz"
     with tarfile.open(chart) as archive:
         assert max(each.mtime for each in archive.getmembers()) < newest
     assert json.loads((tmp_path / "first" / f"gpu-orchestrator-{version}.cdx.json").read_text())["components"]
+
+
+def check_wheel_of_the_source(folder: Path) -> None:
+    """Check that the source distribution has all that it takes, and makes the very same wheel."""
+    (source,) = (folder / "first").glob("*.tar.gz")
+    (wheel,) = (folder / "first").glob("*.whl")
+    shutil.unpack_archive(source, folder, "gztar", filter="data")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "again")]
+    env = {**os.environ, "SOURCE_DATE_EPOCH": str(git_of_release.committed_at(ROOT))}
+    tree = folder / source.name.removesuffix(".tar.gz")
+    subprocess.run(command, cwd=tree, env=env, check=True, capture_output=True)
+    assert (folder / "again" / wheel.name).read_bytes() == wheel.read_bytes()
 
 
 def test_page_of_the_index_has_no_relative_links() -> None:
