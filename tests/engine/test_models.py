@@ -313,3 +313,26 @@ def test_model_without_devices_runs_one_request_at_a_time_on_a_worker() -> None:
 
 def shape_without_gpus() -> Shape:
     return Shape(gpus=0, milli=0, resources=(("slots", 1),), model="x")
+
+
+def test_model_that_waits_for_a_slot_is_loaded_ahead_where_it_has_room() -> None:
+    world = World()
+    world.ask("x1", gib=10)
+    assert world.ask("y1", "z1", gib=10) == []
+    (ahead,) = world.engine.preloads(8)
+    assert (ahead.request.key, ahead.placement.node) == ("y1", "a")
+    assert world.engine.preloads(8) == [], "there is no room for a third"
+    assert world.engine.preloads(8, but=["z"]) == []
+    assert world.end("x1") == ["y1@a"], "it waits no more for a load"
+    assert world.engine.models.estimates.of("y").load_s is None, "an expected load is not a measured one"
+
+
+def test_model_is_not_loaded_ahead_in_the_place_of_another_or_of_unknown_size() -> None:
+    world = World()
+    world.has("a", copy("x", 16))
+    world.ask("x1")
+    assert world.ask("y1", gib=16) == []
+    assert world.engine.preloads(8) == []
+    whole = replace(task("w1"), shape=replace(task("w1").shape, exclusive=True, milli=1000))
+    world.tell(events.RequestAdded(whole))
+    assert world.engine.preloads(8) == []

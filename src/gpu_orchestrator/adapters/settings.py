@@ -127,6 +127,7 @@ class Settings:
     gpu_temperature_alert: Annotated[float, Meta(ge=1, le=200)] = 85
     gpu_memory_alert: Part = 0.95
     model_max_wait: Annotated[float, Meta(ge=1, le=604_800)] = 60
+    model_preload: bool = True
     model_min_loaded: Annotated[float, Meta(ge=0, le=86_400)] = 0
     executor: Literal["native", "celery"] = "native"
     celery_broker_url: str = _secret()

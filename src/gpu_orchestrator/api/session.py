@@ -387,6 +387,16 @@ class Pins(Message, frozen=True):
     models: tuple[str, ...] = ()
 
 
+class Preload(Message, frozen=True):
+    """Load a model on these devices now, if there is room beside all that is there: tasks that wait will name
+    it. A worker that has no room does nothing. Sent only to workers with `model_types`."""
+
+    task_type: str
+    model: Model
+    devices: tuple[Given, ...] = ()
+    memory_mib: int = 0
+
+
 class Unload(Message, frozen=True):
     """End the runners that hold this model; with `force` also those that a task uses: the task is retried.
     Sent only to workers with `model_types`."""
@@ -411,7 +421,9 @@ class Goodbye(Message, frozen=True):
 
 Outcome = Done | Failed | RunnerDied | Refused | Cancelled
 ToServer = Hello | Renew | Report | Started | Progress | Log | Values | Outcome | Leaving | Redeem
-ToWorker = Welcome | Renewed | Assign | Cancel | Ack | Taken | Void | Drain | Pins | Unload | Goodbye
+ToWorker = (
+    Welcome | Renewed | Assign | Cancel | Ack | Taken | Void | Drain | Pins | Preload | Unload | Goodbye
+)
 
 Said = TypeVar("Said", bound=Message)
 

@@ -9,8 +9,8 @@ A request is in exactly one of these states until it is held or removed. The sch
 task dispatcher each run one: they differ in where events come from and who performs the actions.
 """
 
-from collections.abc import Callable, Iterable
-from itertools import count
+from collections.abc import Callable, Collection, Iterable
+from itertools import count, islice
 from math import inf
 
 from gpu_orchestrator.core.answer import Placement, Refusal, not_judged
@@ -184,6 +184,21 @@ class Engine:
     def partly_started(self) -> list[PartlyStarted]:
         """Return the gangs that hold places and began without enough members."""
         return self._gangs.partly_started(self._in_flight)
+
+    def preloads(self, most: int, but: Collection[str] = ()) -> list[Place]:
+        """Return where models that waiting requests name, and that are loaded nowhere, could be loaded now.
+        Look at `most` of them at most, and at these not: `but`. The requests go on waiting; the copies are
+        expected from now on."""
+        found: list[Place] = []
+        cold = (
+            each for each in self.models.line.models() if each not in but and not self.models.nodes_of(each)
+        )
+        for model in islice(cold, most):
+            waiting = self.models.line.of(model)[0][1]
+            if waiting.rests_until is None and (placement := self._choice.ahead(waiting)) is not None:
+                self.models.expect(model, placement, self._now)
+                found.append(Place(waiting.request, placement))
+        return found
 
     def counts(self) -> dict[State, int]:
         """Return how many requests are in each state."""

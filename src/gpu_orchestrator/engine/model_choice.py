@@ -125,6 +125,19 @@ class ModelChoice:
             return None
         return Go(other, replace(load.placement, key=other.request.key), load.evicted)
 
+    def ahead(self, waiting: Waiting) -> Placement | None:
+        """Return where the model of a waiting request could be loaded before its turn: where it lacks nothing
+        but what a running request gives back (such as a slot), and nothing must go."""
+        if waiting.request.shape.gpus and waiting.request.shape.exclusive:
+            return None  # nobody knows what it takes
+        asked = replace(waiting.request, shape=replace(waiting.request.shape, resources=()))
+        answer = decide(asked, self._cluster, waiting.policy, self._rng)
+        if isinstance(answer, Refusal):
+            return None
+        found = self.spare(replace(waiting, request=asked), answer)
+        may = found and self._models.may_load(asked.shape.model, found.node, set(found.devices))
+        return found if may else None
+
     # --- on a loaded copy ----------------------------------------------------------------------------------
 
     def _warm(self, waiting: Waiting) -> Placement | None:

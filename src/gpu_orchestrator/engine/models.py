@@ -171,6 +171,13 @@ class Models:
         self._runs_of.setdefault(model, set()).add(placement.key)
         self.settle_pins(node)
 
+    def expect(self, model: str, placement: Placement, now: float) -> None:
+        """A copy is being loaded for nobody yet. The next report says whether it is there."""
+        on, devices = self._on.get(placement.node, {}), tuple(placement.devices)
+        load_s = self.estimates.load_s(model)
+        copy = Copy(model, devices, placement.memory_mib, load_s, now, now)
+        self._replace(placement.node, {**on, (model, devices): copy})
+
     def evicted(self, node: str, copies: Iterable[Copy]) -> None:
         on = dict(self._on.get(node, {}))
         for each in copies:

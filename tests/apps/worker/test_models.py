@@ -32,6 +32,12 @@ class Site:
         kept: dict[str, Any] = {"devices": given, "memory_mib": gib * GIB, "timeout_s": 60.0} | more
         await self.peer.assign(task, self.hello.model_types[0], parameters, model=wanted, **kept)
 
+    def preload(self, model: str, gib: int = 8) -> session.Preload:
+        options = msgspec.Raw(msgspec.json.encode({"mib": gib * GIB}))
+        given = tuple(session.Given(each.index, each.uuid) for each in self.hello.devices)
+        wanted = session.Model(model, options=options)
+        return session.Preload(self.hello.model_types[0], wanted, given, gib * GIB)
+
     async def done(self, task: str) -> Any:
         return msgspec.json.decode((await self.peer.receive(session.Done, task)).result)
 
@@ -269,3 +275,22 @@ def test_classes_that_cannot_be_used_are_named(new_worker: NewWorker, peer: Peer
     worker = new_worker("--model", "x=tests.support.model_classes:Loadless")
     assert worker.process.wait(60) == 2
     assert "tests.support.model_classes.Loadless has no method load" in worker.log.read_text()
+
+
+async def test_preload_needs_room_and_serves_the_next_task(peer: Peer, new_worker: NewWorker) -> None:
+    site = await start(peer, new_worker, *SIZED, "--max-concurrent", "2")
+    await site.run("t1", "a", 10)
+    await peer.send(site.preload("b", 10), site.preload("c", 10))
+    await site.has("a", "b")
+    assert await site.run("t2", "b", 10) | {"pid": 0} == {"model": "b", "task": 1, "path": "", "pid": 0}
+    assert peer.log("t2") == ""
+
+
+async def test_preload_that_fails_disturbs_nobody(peer: Peer, new_worker: NewWorker) -> None:
+    site = await start(peer, new_worker, *BROKEN, "--model-load-timeout", "0.5")
+    await peer.send(site.preload("bad"))
+    await site.ask("t1", "bad")
+    error = await site.failed("t1")
+    assert (error.type, "weights of bad" in error.message) == ("ModelLoadFailed", True)
+    await peer.send(site.preload("slow"))
+    assert (await site.has()) == {}

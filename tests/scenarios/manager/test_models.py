@@ -184,3 +184,21 @@ async def test_model_that_runs_out_of_memory_is_not_retried_on_the_same_device(m
     assert {each["worker"] for each in ended["deaths"]} == {"a", "b"}
     assert len(journal.read_text().split()) == 2
     assert (await models.run("small"))["model"] == "small"
+
+
+async def test_model_of_a_waiting_task_is_loaded_before_its_turn(models: Models) -> None:
+    """The worker's only slot is taken, and there is memory left: the next model is there when the slot is."""
+    for name in ("a", "b"):
+        await models.declare(name, 8)
+    await models.worker("w", "--max-concurrent", "1")
+    gate = models.folder / "gate"
+    first = await models.submit("a", {"gate": str(gate)})
+    second = await models.submit("b")
+    await models.loaded("w", "a", "b")
+    assert (await models.site.task(second))["status"] == "queued"
+    gate.touch()
+    ended = await models.site.wait(second)
+    assert (ended["status"], ended["result"]["task"]) == ("completed", 1)
+    _, log = await models.site.call("GET", f"/tasks/{second}/logs")
+    assert "loading model" not in log["text"]
+    assert (await models.site.wait(first))["status"] == "completed"

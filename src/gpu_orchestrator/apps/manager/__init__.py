@@ -62,6 +62,7 @@ session → outcomes → completion → response. Read the modules in this order
 
   dispatch/leader           leader election; the leader has a dispatcher and expires dead workers
   dispatch/dispatcher       feeds the engine, and stores its assignments in batches
+  dispatch/models           what waiting tasks of models reserve, and which models are loaded ahead of them
   dispatch/task_table       the tasks that the leader tracks: all that have not ended
   dispatch/assignment       what to store for an assignment, and what to send to the worker
   dispatch/reaper           whose lease has expired, and whether to believe it

@@ -380,6 +380,8 @@ class Manager:
             self.models,
             ModelRules(max_wait_s=self.settings.model_max_wait, min_loaded_s=self.settings.model_min_loaded),
             lambda worker: self.model_sync.reported([worker]),
+            self.settings.model_preload,
+            lambda worker, message: self.sessions.send(worker.hello.name, worker.api, message, worker.epoch),
         )
 
     def _deliver_filled(self, worker: WorkerState, assign: session.Assign) -> None:

@@ -225,7 +225,7 @@ class Agent:
                 self._attempts.cancel(message)
             case session.Welcome():
                 self._welcomed(message)
-            case session.Pins() | session.Unload() | session.Drain():
+            case session.Pins() | session.Preload() | session.Unload() | session.Drain():
                 self._commanded(message)
             case session.Goodbye():
                 self._goodbye_received(message)
@@ -245,12 +245,15 @@ class Agent:
             self._desk.ended(key, ended, counted=ack.accepted)
         self._attempts.ack(ack)
 
-    def _commanded(self, message: session.Pins | session.Unload | session.Drain) -> None:
+    def _commanded(self, message: session.Pins | session.Preload | session.Unload | session.Drain) -> None:
         """Do what an operator wishes."""
         match message:
             case session.Pins(models):
                 self._models.pin(models)
                 self._report()
+            case session.Preload():
+                if message.task_type in self._settings.options.models and not self._leaving.is_set():
+                    self._attempts.preload(message, self._reporter.missing_mib)
             case session.Unload(model, force):
                 self._attempts.unload(model, force=force)
             case session.Drain(leave):

@@ -6,7 +6,6 @@ no harm.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -37,9 +36,10 @@ from gpu_orchestrator.adapters.store.records import (
 )
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row, row_of
-from gpu_orchestrator.api import task
+from gpu_orchestrator.api import session, task
 from gpu_orchestrator.apps.manager.access.quotas import Quotas
 from gpu_orchestrator.apps.manager.dispatch.assignment import Assigner, Deliver, PlannedAssignment
+from gpu_orchestrator.apps.manager.dispatch.models import DispatchedModels
 from gpu_orchestrator.apps.manager.dispatch.task_table import (
     QueueDepth,
     TaskTable,
@@ -61,7 +61,6 @@ from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.engine import Engine
-from gpu_orchestrator.engine.model_estimates import Estimate
 from gpu_orchestrator.engine.models import ModelRules
 from gpu_orchestrator.engine.order import FairBands
 from gpu_orchestrator.policies.registry import Registry
@@ -98,6 +97,9 @@ class DispatcherDeps:
     rules: ModelRules = ModelRules()  # noqa: RUF009 - frozen
     reported: Callable[[WorkerState], None] = lambda _: None
     """Called with a worker whose models were reported."""
+    preloads: bool = True
+    """Whether models are loaded before the turn of the tasks that name them."""
+    tell: Callable[[WorkerState, session.Message], None] = lambda _worker, _message: None
 
 
 @dataclass(slots=True)
@@ -115,12 +117,11 @@ class Dispatcher:
     _assigning: asyncio.Task[None] | None = None
     _timer: asyncio.TimerHandle | None = None
     _due: float = 0.0
-    _sizes: dict[str, int] = field(default_factory=dict)
-    _resized: deque[str] = field(default_factory=deque)
     _is_deferred: bool = False
     _closed: bool = False
     engine: Engine = field(init=False)
     _assigner: Assigner = field(init=False)
+    _models: DispatchedModels = field(init=False)
 
     def __post_init__(self) -> None:
         deps = self.deps
@@ -144,7 +145,7 @@ class Dispatcher:
             explains=False,
             models=deps.rules,
         )
-        self._estimate()
+        self._models = DispatchedModels(self.engine, deps.models, self.tasks, self._enqueue)
 
     def close(self) -> None:
         self._closed = True
@@ -214,26 +215,14 @@ class Dispatcher:
         self._schedule_pass()
 
     def models_changed(self) -> None:
-        """Ask again for the tasks that wait for a model whose size is known now, or known better."""
-        changed, line = self._estimate(), self.engine.models.line
-        self._resized.extend(each.request.key for model in changed for _, each in line.of(model))
+        """Take in what is known of models now."""
+        self._models.changed()
         self._run_pass()
 
-    def _estimate(self) -> list[str]:
-        """Take in what the book says of all models; return those whose size it changes."""
-        before, self._sizes = self._sizes, {}
-        for each in self.deps.models.models.values():
-            self._sizes[each.name] = mib = each.memory_mib
-            self.engine.models.estimates.declare(each.name, Estimate(each.load_s, None, mib or None))
-        names = before.keys() | self._sizes.keys()
-        return [name for name in names if before.get(name, 0) != self._sizes.get(name, 0)]
-
-    def _resize(self) -> None:
-        """Ask again for a part of those tasks: there may be a hundred thousand."""
-        for _ in range(min(len(self._resized), BATCH)):
-            key = self._resized.popleft()
-            if (known := self.tasks.get(key)) is not None and known.waits and self.engine.waiting(key):
-                self._enqueue(key)
+    def preload(self) -> None:
+        """Have models loaded that waiting tasks name, where there is room."""
+        for worker, message in self._models.preloads(self.workers, self.deps.now()):
+            self.deps.tell(worker, message)
 
     def recount(self) -> None:
         """Update the limits of all owners: their keys may have changed, or a new day may have started."""
@@ -393,7 +382,7 @@ class Dispatcher:
         """Let the engine decide, start assigning its placements, and set the timer for the next deadline."""
         if self._closed:
             return
-        self._resize()
+        self._models.ask_again()
         if self._events:
             self._decide()
         if self._places and self._assigning is None:
@@ -445,7 +434,7 @@ class Dispatcher:
 
     def _next_delay_s(self) -> float | None:
         now = self.deps.now()
-        if self._resized:
+        if self._models.has_more:
             return 0.0
         due = [self._delayed[0][0]] if self._delayed else []
         if (deadline := self.engine.deadline(now)) is not None:

@@ -150,6 +150,8 @@ class Leader:
         if self.dispatcher is not None:
             await self._begin_and_expire()
         if self.dispatcher is not None:
+            if self.deps.preloads:
+                self.dispatcher.preload()
             await self._maintenance.do(list(self.dispatcher.workers.values()))
         return None
 

@@ -5,10 +5,11 @@ Assign --> waiting --> a runner's queue --> first in it: Started --> outcome, un
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import structlog
 
 from gpu_orchestrator.api import session
@@ -21,6 +22,7 @@ from gpu_orchestrator.apps.worker.runners.model_cache import ModelCache
 from gpu_orchestrator.apps.worker.runners.model_copy import ModelCopy
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle
 from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerCallbacks, RunnerPool
+from gpu_orchestrator.core.copies import Device
 
 QUICK_S = 0.002
 STUCK_S = 0.05
@@ -169,6 +171,22 @@ class Attempts:
         self._unacked.clear()
         self._output.forget_ended()
 
+    def preload(
+        self, wanted: session.Preload, missing_mib: Callable[[Attempt], Mapping[Device, int]]
+    ) -> None:
+        """Load a model for no attempt yet, if nothing must end for it."""
+        assign = session.Assign("", 0, wanted.task_type, devices=wanted.devices, memory_mib=wanted.memory_mib)
+        attempt = Attempt(assign, wanted.model)
+        if self._waiting[attempt.devices] or not self._pool.is_clear(attempt):
+            return
+        if not self._models.has_room_beside(attempt, missing_mib):
+            return
+        if (runner := self._pool.free(attempt, self._runner_callbacks)) is not None:
+            self._models.load_for(runner, attempt)
+            runner.send(attempt.as_load(self._models.rules.path_of(wanted.model)))
+            load_s = self._models.rules.load_timeout_s
+            asyncio.get_running_loop().call_later(load_s, self._models.give_up, runner)
+
     def unload(self, model: str, *, force: bool) -> None:
         """End the runners that hold a model. With `force` also those in use: their tasks are retried."""
         self._models.unload(model)
@@ -291,6 +309,9 @@ class Attempts:
         match frame:
             case frames.Ended() | frames.Erred() | frames.Stopped():
                 runner.is_ending = runner.is_ending or frame.spent
+                if not frame.task and runner.queue:  # a load for nobody failed, and now somebody waits for it
+                    task, number = runner.queue[0].key
+                    frame = msgspec.structs.replace(frame, task=task, attempt=number)
                 attempt = self._attempts.get((frame.task, frame.attempt))
                 has_elsewhere = attempt is None or attempt.assign.has_elsewhere
                 self._finish(runner, outcome.of(frame, has_elsewhere=has_elsewhere))

@@ -75,6 +75,21 @@ class ModelCache:
             self._evict(known[id(each)], "another model needs its memory")
         return False
 
+    def has_room_beside(
+        self, attempt: Attempt, missing_mib: Callable[[Attempt], Mapping[copies.Device, int]]
+    ) -> bool:
+        """Return whether one more model has room without an eviction."""
+        held = [each.copy for each in self._held()]
+        total_mib = sum(map(copies.held_mib, held)) + attempt.assign.memory_mib * len(attempt.devices)
+        if len(held) >= self.rules.most or total_mib > self.rules.most_mib:
+            return False
+        return not any(mib > 0 for mib in missing_mib(attempt).values())
+
+    def give_up(self, runner: RunnerHandle) -> None:
+        """End a runner whose load takes too long, if no attempt waits for it: that has a limit of its own."""
+        if runner.copy is not None and not runner.copy.is_loaded and not runner.queue:
+            runner.kill()
+
     def _keep_within(self, attempt: Attempt) -> None:
         """Evict copies so that with the one that this attempt loads there are not too many."""
         held = self._held()
@@ -174,7 +189,7 @@ class ModelCache:
         found = []
         for runner in self._runners():
             if (known := runner.copy) is not None:
-                busy, pinned = bool(runner.queue), self.is_pinned(known.model)
+                busy, pinned = bool(runner.queue) or not known.is_loaded, self.is_pinned(known.model)
                 found.append(_Held(runner, known.as_copy(runner.devices, busy=busy, pinned=pinned)))
         return found
 

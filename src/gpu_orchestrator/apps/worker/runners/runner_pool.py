@@ -96,6 +96,14 @@ class RunnerPool:
                 runner.kill()
         return not any(runner.is_ending for runner in near)
 
+    def is_clear(self, attempt: Attempt) -> bool:
+        """Return whether `clear` would find nothing to end or to wait for, and no copy of its model
+        is there."""
+        use = self._use_of(attempt)
+        near = [runner for runner in self.all() if _is_near(use, runner)]
+        idle = (each for each in near if not each.queue and not each.model)
+        return not any(idle) and not any(each.is_ending or use.is_served_by(each) for each in near)
+
     def pinned_near(self, attempt: Attempt) -> str:
         """Return a pinned model on the devices of an attempt that takes them whole; empty if there is
         none."""
