@@ -25,7 +25,7 @@ from gpu_orchestrator.apps.manager.http.event_streams import KEEPALIVE_S, Server
 from gpu_orchestrator.apps.manager.manager import Manager
 
 PART_BYTES = 64 << 10
-SEGMENT_BYTES = 1 << 20
+SEGMENT_BYTES = 2 << 20
 SOON_S, LATER_S, SLOWER = 0.2, 2.0, 1.5
 """How often to look for values that another process stored: soon after some came, else less and less
 often."""

@@ -25,7 +25,8 @@ log = structlog.get_logger()
 
 WRITE_DELAY_S = 0.005
 """Values of several tasks then share a write."""
-BATCH_BYTES = 1 << 20
+BATCH_BYTES, BATCH_PIECES = 1 << 20, 500
+"""Of one call to the store, which serves nobody else meanwhile."""
 MOST_WAITING_BYTES = 8 << 20
 """Values that wait here for the store. Beyond it they are refused for now."""
 
@@ -93,7 +94,7 @@ class TaskValues:
     def _next_batch(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
         size = 0
-        while self._waiting and size < BATCH_BYTES:
+        while self._waiting and size < BATCH_BYTES and len(batch) < BATCH_PIECES:
             batch.append(self._waiting.popleft())
             size += len(batch[-1].piece.text)
         self._waiting_bytes -= size

@@ -44,7 +44,7 @@ class Values:
 
     def begin(self, key: Key) -> None:
         """Take values of this task from now on."""
-        if self._key != NOBODY:
+        if self._total:
             with self._lock:
                 self._reset()
         self._key = key

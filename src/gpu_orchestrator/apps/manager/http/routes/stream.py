@@ -33,7 +33,7 @@ async def stream(
     before.
 
     With `Accept: text/event-stream` the server sends `values` events as they come, each with a place as its
-    id, `attempt` when an attempt begins, and at the end one `end` event. After about a megabyte the stream
+    id, `attempt` when an attempt begins, and at the end one `end` event. After about two megabytes the stream
     ends with `more`. Resume with `Last-Event-ID`, or with `after`.
 
     A `reader` with a name of its own choice holds the task back: if more values are kept than there is room
