@@ -10,7 +10,7 @@ from time import perf_counter
 
 import structlog
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -95,6 +95,8 @@ class Gate:
                 await self._call(fast_path, scope, receive, reply)
         except errors.ApiError as error:
             await (await refusal(self._manager, error))(scope, receive, answer)
+        except ClientDisconnect as error:
+            await (await on_disconnect(Request(scope), error))(scope, receive, answer)
         except StoreError as error:
             await (await on_store_error(Request(scope), error))(scope, receive, answer)
         finally:
@@ -157,6 +159,11 @@ async def refusal(manager: Manager, error: errors.ApiError) -> Response:
 async def on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.ApiError)  # noqa: S101 - registered for this class only
     return await refusal(manager_of(request), error)
+
+
+async def on_disconnect(_: Request, __: Exception) -> Response:
+    """Answer a client that has left in the middle of its request: nobody reads the answer."""
+    return error_response(errors.BadRequest("the connection ended before the whole request had arrived"))
 
 
 async def on_store_error(_: Request, error: Exception) -> Response:
