@@ -114,6 +114,8 @@ class Settings:
     results_s3_access_key_file: File = ""
     results_s3_secret_key: str = _secret()
     results_s3_secret_key_file: File = ""
+    file_mb: Annotated[float, Meta(ge=0, le=5000)] = 1024
+    files_mb: Annotated[float, Meta(ge=0, le=1_000_000_000)] = 10_240
     task_log_kb: Annotated[int, Meta(ge=0, le=16_384)] = 256
     task_values_kb: Annotated[int, Meta(ge=0, le=65_536)] = 4096
     task_logs_mb: Annotated[float, Meta(ge=0, le=1_000_000)] = 256

@@ -30,6 +30,13 @@ class ResultFiles:
             why = error.strerror or str(error)
             raise ResultError(f"cannot write a result to {self.folder} (RESULTS_DIR): {why}") from error
 
+    async def take(self, name: str, path: Path, size: int, digest: str) -> None:
+        try:
+            await asyncio.to_thread(self._take, self._path(name), path)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise ResultError(f"cannot keep a file in {self.folder} (RESULTS_DIR): {why}") from error
+
     async def stream(self, name: str) -> AsyncIterator[bytes]:
         path = self._path(name)
         try:
@@ -56,7 +63,7 @@ class ResultFiles:
     async def close(self) -> None: ...
 
     def _path(self, name: str) -> Path:
-        return self.folder / name[:2] / name
+        return self.folder / name.removeprefix("file-")[:2] / name
 
     def _write(self, path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -74,11 +81,15 @@ class ResultFiles:
                 new.unlink()
             raise
         if self._sync:
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            _sync(path.parent)
+
+    def _take(self, path: Path, arrived: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._sync:
+            _sync(arrived)
+        arrived.replace(path)
+        if self._sync:
+            _sync(path.parent)
 
     def _delete(self, names: list[str]) -> None:
         for name in names:
@@ -101,3 +112,12 @@ class ResultFiles:
                         page = []
         if page:
             yield page
+
+
+def _sync(path: Path) -> None:
+    """Bring a file or a folder to the disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

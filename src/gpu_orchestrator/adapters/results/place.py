@@ -7,6 +7,7 @@ forgotten its task. Nobody changes it in between, so readers need no lock.
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from os import urandom
+from pathlib import Path
 from typing import Literal, Protocol
 
 Kind = Literal["file", "s3"]
@@ -48,6 +49,11 @@ class ResultPlace(Protocol):
     kind: Kind
 
     async def write(self, name: str, data: bytes) -> None: ...
+
+    async def take(self, name: str, path: Path, size: int, digest: str) -> None:
+        """Keep a complete file of this machine under a name; `digest` is its SHA-256 in hex. The file at
+        `path` is gone then, or may be removed."""
+        ...
 
     def stream(self, name: str) -> AsyncIterator[bytes]:
         """Yield the bytes of a result; raise `ResultMissing` before the first one if there is none."""

@@ -1,5 +1,6 @@
 """Results as objects of an S3-compatible store: AWS S3, MinIO, Ceph and others, with path-style addresses."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -7,7 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from html import unescape
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 from gpu_orchestrator.adapters.results.place import CHUNK, Kind, ResultAt, ResultError, ResultMissing
 from gpu_orchestrator.adapters.results.signing import (
@@ -50,6 +52,11 @@ class S3Results:
     async def write(self, name: str, data: bytes) -> None:
         async with self._request("PUT", self._path(name), body=data) as answer:
             await self._check(answer, f"cannot write result {name} to {self._where}")
+
+    async def take(self, name: str, path: Path, size: int, digest: str) -> None:
+        with await asyncio.to_thread(path.open, "rb") as file:
+            async with self._request("PUT", self._path(name), body=file, digest=digest, size=size) as answer:
+                await self._check(answer, f"cannot write file {name} to {self._where}")
 
     async def stream(self, name: str) -> AsyncIterator[bytes]:
         async with self._request("GET", self._path(name)) as answer:
@@ -101,7 +108,14 @@ class S3Results:
         return f"/{self._bucket.name}/{self._bucket.prefix}{name}"
 
     def _request(
-        self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: bytes = b""
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: "bytes | BinaryIO" = b"",
+        digest: str = "",
+        size: int = 0,
     ) -> "AbstractAsyncContextManager[aiohttp.ClientResponse]":
         import aiohttp  # imported on first use, because it is large
         from yarl import URL
@@ -111,9 +125,12 @@ class S3Results:
             self._http = aiohttp.ClientSession(timeout=timeout, trust_env=False)
         endpoint = URL(self._bucket.endpoint)
         host = endpoint.host if endpoint.is_default_port() else f"{endpoint.host}:{endpoint.port}"
-        digest = sha256(body).hexdigest() if body else EMPTY
+        if isinstance(body, bytes):
+            digest = sha256(body).hexdigest() if body else EMPTY
         unsigned = Unsigned(method, path, {"Host": host or ""}, query or {}, digest)
         headers = signed_headers(unsigned, self._bucket.credentials, datetime.now(UTC))
+        if size:
+            headers["Content-Length"] = str(size)
         url = f"{self._bucket.endpoint.rstrip('/')}{escaped(path)}"
         if query:
             url += f"?{query_string(query)}"
@@ -129,7 +146,12 @@ class _Answer:
     """A request whose failures are `ResultError`."""
 
     def __init__(
-        self, http: "aiohttp.ClientSession", method: str, url: object, headers: dict[str, str], body: bytes
+        self,
+        http: "aiohttp.ClientSession",
+        method: str,
+        url: object,
+        headers: dict[str, str],
+        body: "bytes | BinaryIO",
     ) -> None:
         self._going = http.request(method, url, headers=headers, data=body or None, allow_redirects=False)  # type: ignore[arg-type]
 

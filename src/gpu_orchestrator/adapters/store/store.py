@@ -6,6 +6,7 @@ from types import TracebackType
 from gpu_orchestrator.adapters.store.audit import AuditLog
 from gpu_orchestrator.adapters.store.callbacks import Callbacks
 from gpu_orchestrator.adapters.store.events import Events
+from gpu_orchestrator.adapters.store.files import Files
 from gpu_orchestrator.adapters.store.history import History
 from gpu_orchestrator.adapters.store.keys import StoredKeys
 from gpu_orchestrator.adapters.store.leadership import Leadership
@@ -58,6 +59,7 @@ class Store:
         )
         self.logs = Logs(self.fenced, most_bytes=timeouts.log_bytes, keep_ms=timeouts.keep_ms)
         self.values = Values(self.fenced, most_bytes=timeouts.values_bytes)
+        self.files = Files(self.fenced, keep_ms=timeouts.keep_ms)
         self.callbacks = Callbacks(self.fenced)
         self.results = ResultIndex(self.fenced)
         self.audit = AuditLog(self.fenced, keep=timeouts.audit_entries)

@@ -21,6 +21,7 @@ session → outcomes → completion → response. Read the modules in this order
   http/responses            reads bodies, makes JSON responses
   http/submission           checks a request, builds task specs, refuses what can never fit
   http/task_wishes          when and where a task may run: not_before, expires, pool
+  http/task_files           which files its parameters name
   http/dependencies         after which others: depends_on, on_failure
   http/scheduling           bodies into schedules, and rows of schedules into answers
   http/routes/schedules     add, list, show, pause, resume, run and delete schedules
@@ -33,6 +34,7 @@ session → outcomes → completion → response. Read the modules in this order
   http/routes/stream        shows the partial results of a task
   http/value_stream         sends partial results to a client that follows them
   http/routes/results       sends the result of a task, however large
+  http/routes/files         upload, list, download and delete files
   http/routes/workers       worker connections; list, cordon, drain, restart and remove workers
   http/routes/events        events by page, as server-sent events, over a WebSocket
   http/event_streams        sends events to one watcher
@@ -89,6 +91,7 @@ session → outcomes → completion → response. Read the modules in this order
   tasks/inputs              puts the results of other tasks into the parameters of a task
   tasks/outcomes            writes the reports of workers to the store in batches
   tasks/results             keeps large results in files or S3
+  tasks/files               takes and keeps files, within the bounds of their owner
   tasks/retention           forgets ended tasks early when there are too many, and deletes results
   tasks/task_logs           writes what attempts print to the store; keeps all logs within their bound
   tasks/task_values         writes partial results to the store, and tells workers what was taken

@@ -52,6 +52,7 @@ from gpu_orchestrator.apps.manager.schedules.firing import Chore
 from gpu_orchestrator.apps.manager.siblings import ParentsStore, Place, Siblings
 from gpu_orchestrator.apps.manager.tasks.admission import Admission
 from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters, within
+from gpu_orchestrator.apps.manager.tasks.files import Files
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
 from gpu_orchestrator.apps.manager.tasks.overview import FRESH_S, Overview
 from gpu_orchestrator.apps.manager.tasks.results import Results
@@ -117,6 +118,7 @@ class Manager:
         self.results = Results(settings, sync=is_durable)
         self.models = ModelBook()
         self.model_sync = ModelSync(store.models, self.models, self._models_changed)
+        self.files = Files(store, self.results, settings)
         self.outcomes = Outcomes(
             store, self.metrics, self.waiters, self.task_logs, self.results, self.task_values, self.models
         )

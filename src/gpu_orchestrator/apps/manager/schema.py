@@ -219,3 +219,29 @@ class Problem(msgspec.Struct, frozen=True):
 
 class ErrorBody(msgspec.Struct, frozen=True):
     error: Problem
+
+
+# --- files -------------------------------------------------------------------------------------------------
+
+
+class FileInfo(Answer, frozen=True):
+    """A file that an owner has uploaded, or that a task has left."""
+
+    file_id: str
+    name: str
+    bytes: int
+    sha256: str
+    created_at: str
+    expires_at: str
+
+
+class FilePage(Answer, frozen=True):
+    """`total` and `bytes` are those of all files of the owner."""
+
+    files: list[FileInfo]
+    total: int
+    bytes: int
+
+
+class FileGone(Answer, frozen=True):
+    file_id: str

@@ -15,6 +15,7 @@ back the same way until the manager acknowledges it. Read the modules in this or
   attempts/deadlines        ends a running attempt: soft limit, hard limit, cancellation
   attempts/attempt_output   sends what attempts print: their logs and their progress
   attempts/attempt_values   passes on partial results, and keeps them until the manager has taken them
+  attempts/attempt_files    fetches files that tasks take, and sends those that they leave
   attempts/outcome          how an attempt ended, as a message to the manager and as a log line
   runners/runner_pool       the runners by their set of devices: starts, reuses and ends them
   runners/runner_handle     one runner as the agent sees it: starts it, sends frames, watches it end
@@ -28,6 +29,7 @@ back the same way until the manager acknowledges it. Read the modules in this or
   runners/held_model        the model in a runner: an object of the operator's class
   runners/output            `sys.stdout` and `sys.stderr` of a runner
   runners/values            partial results of a runner's task, which waits while the manager is behind
+  runners/files             files that a runner's task takes and leaves
   runners/failure           a failed handler as text: its traceback
   runners/device_errors     what an error says about the device: out of memory, or a broken context
   attempt                   one attempt: its task, its devices, its times

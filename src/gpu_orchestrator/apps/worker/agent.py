@@ -6,8 +6,9 @@ Started by `main`. It never imports CUDA: only its runners use the devices.
 import asyncio
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 from uuid import uuid4
 
 import aiohttp
@@ -20,6 +21,7 @@ from gpu_orchestrator.adapters.clock import elapsed_s
 from gpu_orchestrator.adapters.gpus.gpu import Gpus
 from gpu_orchestrator.api import session, tickets
 from gpu_orchestrator.apps.worker.attempt import Attempt
+from gpu_orchestrator.apps.worker.attempts.attempt_files import FileCallbacks
 from gpu_orchestrator.apps.worker.attempts.attempt_output import LogCallbacks
 from gpu_orchestrator.apps.worker.attempts.attempt_values import ValueCallbacks
 from gpu_orchestrator.apps.worker.attempts.attempts import AgentCallbacks, Attempts
@@ -50,6 +52,10 @@ SAY_EVERY_S = 30.0
 REFUSED_S = 15.0
 """How long to try while the manager refuses this worker. Longer than a usual lease: the name may still be
 held by a worker that has just died with its manager."""
+
+NO_HEADERS: Mapping[str, str] = {}
+FILE_LIMITS = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=300.0)
+"""A file may take long to arrive; a server that stays silent is given up after `sock_read`."""
 
 log = structlog.get_logger()
 
@@ -88,10 +94,17 @@ class Agent:
             self._pool,
             self._models,
             AgentCallbacks(
-                self._check_lease, self._has_room, self._no_room_reason, self._connection.send, logs, values
+                self._check_lease,
+                self._has_room,
+                self._no_room_reason,
+                self._connection.send,
+                logs,
+                values,
+                FileCallbacks(self._request, settings.run_as),
             ),
         )
         self._desk = self._opened_desk() if settings.desk is not None else None
+        self._http: aiohttp.ClientSession | None = None
         self._welcome: session.Welcome | None = None
         self._is_joined = False
         self._hello_at = self._renew_at = 0.0
@@ -112,6 +125,7 @@ class Agent:
         if self._mps is not None:
             await self._mps.check()
         async with aiohttp.ClientSession(connector=self._connector()) as http:
+            self._http = http
             joining = asyncio.create_task(self._stay_joined(http))
             ticking = asyncio.create_task(self._tick())
             leaving = asyncio.create_task(self._leave())
@@ -292,6 +306,16 @@ class Agent:
         """Return how much of an attempt's log the manager takes; 0 for an older manager, which takes none."""
         return self._welcome.log_kb * 1024 if self._welcome else 0
 
+    def _request(self, method: str, path: str, headers: Mapping[str, str] = NO_HEADERS, **more: Any) -> Any:
+        """Send a request about this worker's own tasks to the server that it is joined to."""
+        if self._http is None:
+            raise OSError("the worker is not connected")
+        url = self._settings.own_url(self._servers.current)
+        token = {"Authorization": f"Bearer {self._settings.token}"}
+        return self._http.request(
+            method, f"{url}/{path}", headers={**headers, **token}, timeout=FILE_LIMITS, **more
+        )
+
     def _takes_values(self) -> bool:
         """Return whether the manager keeps partial results; an older one does not know them."""
         return self._welcome is not None and self._welcome.takes_values
@@ -435,6 +459,7 @@ class Agent:
         # A process that hangs in a driver is left to its keeper.
         await self._until(lambda: not self._pool.all(), LAST_OUTCOMES_S)
         self._pool.close()
+        self._attempts.close()
         self._gpus.close()
         if first is not None:
             first.result()

@@ -81,6 +81,20 @@ class Taken(Frame, frozen=True):
     values: int
 
 
+class Got(Frame, frozen=True):
+    """The answer to a `Wants` or `Leaves` of this number. `error` says why it cannot be done; it is `lasting`
+    if it would be the same on another worker."""
+
+    task: str
+    attempt: int
+    number: int
+    path: str = ""
+    file: str = ""
+    size: int = 0
+    error: str = ""
+    lasting: bool = False
+
+
 class Withdraw(Frame, frozen=True):
     """Return all runs that have not begun, so that they can begin elsewhere."""
 
@@ -109,6 +123,25 @@ class Sent(Frame, frozen=True):
     attempt: int
     at: int
     values: tuple[msgspec.Raw, ...]
+
+
+class Wants(Frame, frozen=True):
+    """The task needs a file of the server as a file here; without one, a folder into which it can put what it
+    leaves."""
+
+    task: str
+    attempt: int
+    number: int
+    file: str = ""
+
+
+class Leaves(Frame, frozen=True):
+    """The task has put a file into that folder, called by the number; the server shall keep it."""
+
+    task: str
+    attempt: int
+    number: int
+    name: str
 
 
 class Ended(Frame, frozen=True):
@@ -153,11 +186,11 @@ class Withdrawn(Frame, frozen=True):
     runs: tuple[tuple[str, int], ...]
 
 
-Urgent = Setup | Cancel | SoftLimit | Taken | Withdraw
+Urgent = Setup | Cancel | SoftLimit | Taken | Got | Withdraw
 """Frames that a runner reads while a task runs: the agent rings the bell once for each."""
 ToRunner = Run | Load | Urgent
 Outcome = Ended | Erred | Stopped
-ToAgent = Ready | Printed | Sent | Loaded | Outcome | Withdrawn
+ToAgent = Ready | Printed | Sent | Wants | Leaves | Loaded | Outcome | Withdrawn
 
 T = TypeVar("T")
 

@@ -108,7 +108,10 @@ class Settings:
         _check_cache(self.cache)
 
     def session_url(self, server: str) -> str:
-        return f"{server.rstrip('/')}/workers/{self.name}/session"
+        return f"{self.own_url(server)}/session"
+
+    def own_url(self, server: str) -> str:
+        return f"{server.rstrip('/')}/workers/{self.name}"
 
 
 def _check_options(options: Options) -> None:

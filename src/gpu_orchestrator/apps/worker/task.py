@@ -67,7 +67,7 @@ class Task:
         self.memory_mib = run.memory_mib
         self.correlation_id = run.correlation_id
         self.options = options
-        self._parameters = run.parameters
+        self.raw_parameters = bytes(run.parameters)
         self.is_cancelled = False
         self._output, self._values = output, values
         self._not_cancelled = threading.Lock()
@@ -76,11 +76,11 @@ class Task:
     def parameters(self, shape: type[T]) -> T:
         """Return the parameters as a value of this type, or raise `BadParameters`."""
         try:
-            return msgspec.json.decode(self._parameters, type=shape)
+            return msgspec.json.decode(self.raw_parameters, type=shape)
         except msgspec.ValidationError as error:
             from gpu_orchestrator.api import plain_errors  # few tasks need it, and every runner would load it
 
-            why = plain_errors.plain(error, self._parameters, shape, whole="the whole")
+            why = plain_errors.plain(error, self.raw_parameters, shape, whole="the whole")
             raise BadParameters(f"parameters of a '{self.type}' task: {why}") from error
         except msgspec.MsgspecError as error:
             raise BadParameters(f"parameters of a '{self.type}' task: {error}") from error

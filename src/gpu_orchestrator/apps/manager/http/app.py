@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -22,6 +22,7 @@ from gpu_orchestrator.apps.manager.http.routes import (
     callbacks,
     cluster,
     events,
+    files,
     keys,
     logs,
     models,
@@ -43,6 +44,7 @@ ROUTERS = (
     stream.router,
     results.router,
     schedules.router,
+    files.router,
     workers.router,
     models.router,
     cluster.router,
@@ -98,6 +100,7 @@ def application(manager: Manager) -> FastAPI:
         app.include_router(router, prefix=PREFIX)
         app.include_router(router, include_in_schema=False)
     app.add_exception_handler(errors.ApiError, gate.on_api_error)
+    app.add_exception_handler(ClientDisconnect, gate.on_disconnect)
     app.add_exception_handler(StoreError, gate.on_store_error)
     app.add_exception_handler(HTTPException, gate.on_http_error)
     app.add_exception_handler(RequestValidationError, _on_bad_query)

@@ -33,7 +33,7 @@ from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.access.limits import UNLIMITED, Allowance
 from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import plain_shape
-from gpu_orchestrator.apps.manager.http import dependencies, task_models
+from gpu_orchestrator.apps.manager.http import dependencies, task_files, task_models
 from gpu_orchestrator.apps.manager.http.dependencies import LINK_BYTES
 from gpu_orchestrator.apps.manager.http.task_wishes import pool_allowed, pool_of, times_of
 from gpu_orchestrator.apps.manager.manager import Manager
@@ -93,6 +93,7 @@ async def _store(
     if len(new) > 1:  # the store checks a single task when it submits it
         await _check_idempotency_keys(manager, requests, new)
     await dependencies.check(manager, requests, key.owner)
+    await task_files.check(manager, requests, key.owner)
     answers = await _submit(manager, new, key, manager.quotas.of_key(key))
     taken = [each for each in answers if isinstance(each, Accepted)]
     if len(taken) < len(answers):
@@ -105,6 +106,7 @@ async def checked(manager: Manager, request: task_schema.TaskRequest, key: Key, 
     await task_models.refresh(manager, [request])
     spec = _spec(manager, request, key)
     await _check(manager, 0, spec, plain_shape(spec, manager.models.memory_mib))
+    await task_files.check(manager, [request], key.owner)
     return _new(manager, request, spec, _Sender(key, correlation, time()))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from gpu_orchestrator.adapters.disk import Disk, Left
-from gpu_orchestrator.adapters.results.files import ResultFiles
+from gpu_orchestrator.adapters.results.files import UNFINISHED, ResultFiles
 from gpu_orchestrator.adapters.results.place import (
     ResultAt,
     ResultError,
@@ -21,6 +21,7 @@ from gpu_orchestrator.adapters.results.place import (
 )
 from gpu_orchestrator.adapters.results.s3 import Bucket, S3Results
 from gpu_orchestrator.adapters.results.signing import Credentials
+from gpu_orchestrator.adapters.results.spool import Spooled
 from gpu_orchestrator.adapters.settings import Settings
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.apps.manager.views import size_of
@@ -89,6 +90,23 @@ class Results:
             else:
                 self.trouble = ""
                 return ResultAt(place.kind, len(result), name)
+
+    def new_path(self, name: str) -> Path:
+        """Return where a file may be put together before it is taken."""
+        return self._files.folder / name[-2:] / f"{name}{UNFINISHED}"
+
+    def spool_left(self) -> Left:
+        """Return how much room is left where files arrive, also if they go to a bucket then."""
+        return self.disk.left()
+
+    async def take(self, name: str, arrived: Spooled) -> ResultAt:
+        """Keep a file that has arrived; raise `ResultError`."""
+        place: ResultPlace = self._s3 or self._files
+        await place.take(name, arrived.path, arrived.size, arrived.sha256)
+        return ResultAt(place.kind, arrived.size, name)
+
+    def read(self, at: ResultAt) -> AsyncIterator[bytes]:
+        return self._place(at).stream(at.name)
 
     async def whole(self, row: Row) -> Row:
         """Return the row with its result, if that is not larger than what is shown whole. A result that

@@ -16,6 +16,7 @@ from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.attempt import Attempt, Devices, Key
 from gpu_orchestrator.apps.worker.attempts import deadlines, outcome
+from gpu_orchestrator.apps.worker.attempts.attempt_files import AttemptFiles, FileCallbacks
 from gpu_orchestrator.apps.worker.attempts.attempt_output import AttemptOutput, LogCallbacks, StrayOutput
 from gpu_orchestrator.apps.worker.attempts.attempt_values import AttemptValues, ValueCallbacks
 from gpu_orchestrator.apps.worker.runners.model_cache import ModelCache
@@ -49,6 +50,7 @@ class AgentCallbacks:
     send: Callable[[session.Message], None]
     logs: LogCallbacks
     values: ValueCallbacks
+    files: FileCallbacks
 
 
 class Attempts:
@@ -63,6 +65,7 @@ class Attempts:
         self._acknowledged: dict[Key, None] = {}
         self._output, self._stray = AttemptOutput(agent.logs), StrayOutput()
         self._values = AttemptValues(agent.values)
+        self._files = AttemptFiles(agent.files)
         self._refusal = ""
         self._looking: set[Devices] = set()
         self.changed = asyncio.Event()
@@ -165,7 +168,11 @@ class Attempts:
         self._waiting.clear()
         self._output.forget_running()
         self._values.forget()
+        self._files.forget()
         self._pool.kill()
+
+    def close(self) -> None:
+        self._files.close()
 
     def forget_outcomes(self) -> None:
         self._unacked.clear()
@@ -320,6 +327,9 @@ class Attempts:
             case frames.Sent(task, number):
                 if (task, number) in self._attempts:
                     self._values.sent(frame, partial(self._tell_taken, runner, (task, number)))
+            case frames.Wants(task, number) | frames.Leaves(task, number):
+                if (task, number) in self._attempts:
+                    self._files.asked(frame, runner.send)
             case frames.Withdrawn(runs):
                 self._take_back(runner, set(runs))
                 runner.claim()
@@ -383,6 +393,7 @@ class Attempts:
         del self._attempts[attempt.key]
         self._unacked[attempt.key] = ended
         self._values.ended(attempt.key)
+        self._files.ended(attempt.key)
         self._output.ended(attempt)
         self._send(ended)
         if why := outcome.failure_reason(ended):

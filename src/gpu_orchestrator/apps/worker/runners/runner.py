@@ -20,6 +20,7 @@ from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
 from gpu_orchestrator.apps.worker import environment, frames
 from gpu_orchestrator.apps.worker.handlers import find, partial
 from gpu_orchestrator.apps.worker.runners import device_errors, failure, held_model
+from gpu_orchestrator.apps.worker.runners.files import Files
 from gpu_orchestrator.apps.worker.runners.output import OWN_THREAD, Key, Output
 from gpu_orchestrator.apps.worker.runners.values import Values
 from gpu_orchestrator.apps.worker.task import LARGEST_RESULT, Cancelled, SoftLimitReached, Task, Temporary
@@ -72,6 +73,7 @@ class Runner:
         threading.Thread(target=self._read_urgent, daemon=True, name=OWN_THREAD).start()
         self._output = Output(self._send_text, self._has_room)
         self._values = Values(self._send)
+        self._files = Files(self._send)
         self._send(frames.Ready(os.getpid()))
         while not self._is_spent:
             match self._next():
@@ -121,6 +123,7 @@ class Runner:
                 result = self._run(task, only_load=run.only_load)
             finally:
                 self._current = None
+                self._files.end()
                 self._output.end()
         except Cancelled:
             self._is_spent = self._has_children()
@@ -136,6 +139,7 @@ class Runner:
         if only_load:
             return self._encode(None)
         try:
+            self._files.begin(task)
             result = self._encode(partial.result_of(task, self._handle_task(task)))
         except Exception:
             self._values.drain(lambda: task.is_cancelled)
@@ -215,12 +219,15 @@ class Runner:
                 if (current := self._running(task, attempt)) is not None:
                     current.cancel()
                     self._values.wake()
+                    self._files.wake()
             case frames.SoftLimit(task, attempt):
                 if (current := self._running(task, attempt)) is not None:
                     self._soft_limited = current
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
             case frames.Taken(task, attempt, values):
                 self._values.taken((task, attempt), values)
+            case frames.Got():
+                self._files.got(frame)
             case frames.Withdraw():
                 self._withdraw()
             case frames.Setup(options, handlers):

@@ -33,6 +33,9 @@
 --   ended        zset    '<id> <state> <owner>' of an ended task -> when its row expires
 --   results      zset    where a result is that is not in its task's row -> when it may be deleted. An entry is
 --                        '<file or s3> <bytes> <name>', and the name is '<id>.<attempt>.<letters>'
+--                        Where files are is noted there, too, but not counted
+--   file:<id>    hash    a file: its owner, name, bytes, digest, where it is, when it was made. Expires
+--   files:<owner>  zset  '<bytes> <id>' of the owner's files -> when they expire
 --   results:bytes  number  of all these results            results:folder  string  name of their folder
 --   forgetting   string  why ended tasks are forgotten before their time; expires when that is over
 --   m:<name>     hash    one model of the registry                 models      zset    names      models:version  number

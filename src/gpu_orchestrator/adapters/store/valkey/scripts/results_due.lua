@@ -10,7 +10,7 @@ for _, at in ipairs(redis.call('ZRANGEBYSCORE', P .. 'results', '-inf', NOW, 'LI
     redis.call('ZADD', P .. 'results', math.max(redis.call('PEXPIRETIME', key), NOW + 1000), at)
   else
     redis.call('ZREM', P .. 'results', at)
-    redis.call('DECRBY', P .. 'results:bytes', bytes)
+    if string.sub(id, 1, 5) ~= 'file-' then redis.call('DECRBY', P .. 'results:bytes', bytes) end
     due[#due + 1] = at
   end
 end
