@@ -5,23 +5,29 @@
 
 A submitted task runs at once. Its arguments and its result take the same way as otherwise: they are checked,
 written as JSON and read again. What does not fit a worker's JSON fails here, too. So it is with what a
-generator yields; it runs to its end before the first value is seen. Options such as `gpus`, `timeout` and
+generator yields; it runs to its end before the first value is seen. Files that are uploaded or left by a task
+lie in a temporary folder until the end. Options such as `gpus`, `timeout` and
 `retries` have no effect.
 """
 
 import asyncio
 import io
 import re
+import shutil
 import traceback
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
-from gpu_orchestrator.api import references
+from gpu_orchestrator.api import files, references
 from gpu_orchestrator.api.functions import Unfit
 from gpu_orchestrator.client import functions
 from gpu_orchestrator.client.blocking import Client
@@ -38,19 +44,24 @@ _encode = msgspec.json.Encoder().encode
 def local(handlers: Handlers | None = None) -> Iterator[Client]:
     """Let tasks run in this process: those of the client that is yielded, and those that `train.submit(...)`
     submits. `handlers` are functions for other task types, which get the parameters."""
-    with Client(wire=Here(handlers or {})) as client:
-        functions.put_in_place(client)
-        try:
-            yield client
-        finally:
-            functions.put_back()
+    with TemporaryDirectory() as folder:
+        here = Here(handlers or {}, Path(folder))
+        with Client(wire=here) as client:
+            functions.put_in_place(client)
+            files.keep_with(here.keep)
+            try:
+                yield client
+            finally:
+                files.keep_with(None)
+                functions.put_back()
 
 
 class Here:
     """Answers a client in place of a server."""
 
-    def __init__(self, handlers: Handlers) -> None:
-        self._handlers = handlers
+    def __init__(self, handlers: Handlers, folder: Path) -> None:
+        self._handlers, self._folder = handlers, folder
+        self._files: dict[str, Path] = {}
         self._tasks: dict[str, dict[str, Any]] = {}
         self._logs: dict[str, str] = {}
         self._values: dict[str, list[bytes]] = {}
@@ -74,10 +85,43 @@ class Here:
                 return Reply(200, b"".join(self._event(name) for name in body["task_ids"]))
             case "POST", "/tasks/cancel":
                 return _reply({"tasks": [self._ended_already(name) for name in body["task_ids"]]})
+            case "GET", "/files":
+                return _reply({})
+            case "POST", "/files":
+                name = dict(parse_qsl(urlsplit(request.path).query))["name"]
+                return _reply(self._shown(self.keep(request.file, name).id), 201)
+            case method, file if file.startswith("/files/"):
+                return self._file(method, *file.removeprefix("/files/").split("/"))
         if path.startswith(f"{PREFIX}/schedules"):
             return _reply({"error": {"message": "schedules need a server; here, submit their task"}}, 422)
         after = dict(parse_qsl(urlsplit(request.path).query)).get("after", "")
         return self._of_one(path, after, is_stream="Accept" in request.headers)
+
+    def keep(self, path: str, name: str) -> files.File:
+        """Keep a copy of a file."""
+        file_id = f"{files.PREFIX}{token_hex(16)}"
+        self._files[file_id] = kept = self._folder / file_id / name
+        kept.parent.mkdir()
+        shutil.copyfile(path, kept)
+        return files.File(file_id, name, kept.stat().st_size)
+
+    def _shown(self, file_id: str) -> dict[str, Any]:
+        data = self._files[file_id].read_bytes()
+        digest = sha256(data).hexdigest()
+        return {
+            "file_id": file_id,
+            "name": self._files[file_id].name,
+            "bytes": len(data),
+            "sha256": digest,
+        }
+
+    def _file(self, method: str, file_id: str, part: str = "") -> Reply:
+        if file_id not in self._files:
+            return _reply({"error": {"message": f"there is no file {file_id}"}}, 404)
+        if method == "DELETE":
+            del self._files[file_id]
+            return _reply({})
+        return Reply(200, self._files[file_id].read_bytes()) if part else _reply(self._shown(file_id))
 
     def _of_one(self, path: str, after: str, *, is_stream: bool) -> Reply:
         found = _TASK.fullmatch(path)
@@ -148,6 +192,10 @@ class Here:
         if needed:
             outputs = {name: bytes(self._tasks[name].get("result", b"null")) for name in needed}
             parameters = references.filled(parameters, outputs)
+        named = files.named_in(parameters)
+        if lost := next((name for name in named if name not in self._files), ""):
+            raise FileMissing(f"there is no file {lost}")
+        parameters = files.with_paths(parameters, {name: str(self._files[name]) for name in named})
         result = self._result(body["task_type"], parameters, values)
         return {"status": "completed", "result": result, "result_bytes": len(bytes(result))}
 
@@ -186,6 +234,10 @@ class Here:
 
 class BadParameters(ValueError):
     """The parameters do not fit the function."""
+
+
+class FileMissing(LookupError):
+    """A task takes a file that is not there."""
 
 
 class _Line:

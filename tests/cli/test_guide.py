@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.real
 HERE = "tests/cli/test_guide.py"
 GUIDES = {
-    "docs/cli.md": 8,
+    "docs/cli.md": 9,
     "docs/examples.md": 3,
     "docs/operations.md": 5,
     "docs/troubleshooting.md": 4,

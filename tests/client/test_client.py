@@ -24,16 +24,21 @@ from gpu_orchestrator.client import (
     TaskFailed,
     TimedOut,
     Unreachable,
+    blocking,
+    dial,
     functions,
 )
 from tests.support import documents, worker_tasks
 from tests.support.command_line import User, serving
+from tests.support.operator_process import eventually
 from tests.support.paths import ROOT
 from tests.support.worker_tasks import (
+    copies,
     counts,
     counts_too,
     fails,
     large,
+    leaves,
     lies,
     nightly,
     on_gpu,
@@ -126,6 +131,54 @@ def test_what_a_task_yields_is_followed(client: Client, user: User) -> None:
     assert list(client.submit("echo", **NO_GPU).stream()) == []
     with pytest.raises(TaskFailed, match=r"BadResult: a value of .* is not what it says"):
         list(yields_lies.submit().stream())
+
+
+def test_files_go_to_tasks_and_come_back(client: Client, user: User, tmp_path: Path) -> None:
+    one, two = tmp_path / "one.txt", tmp_path / "two.txt"
+    one.write_text("one" * 1_000_000)
+    two.write_text("two")
+    first, second = client.upload(one), client.upload(two, name="../ü/zwei.txt")
+    assert (first.name, first.bytes, second.name) == ("one.txt", 3_000_000, "zwei.txt")
+    path, left = client.submit(copies, first, [second]).result(SOON_S)
+    assert Path(path).name == "one.txt"
+    assert (left.name, left.bytes, left.path) == ("all of it.txt", 3_000_003, "")
+    eventually(lambda: not Path(path).parents[1].exists(), "the worker removes the files of an ended task")
+    there = client.download(left, tmp_path)
+    assert there == tmp_path / "all of it.txt"
+    assert there.read_text() == "one" * 1_000_000 + "two"
+    again, _ = client.submit(copies, left, []).result(SOON_S)
+    assert Path(again).name == "all of it.txt"
+    assert left.id in user.says("file", "list")
+    assert user.says("file", "download", left.id, str(tmp_path / "again")) == f"{tmp_path / 'again'}\n"
+    third = user.says("file", "upload", str(two), "-q").strip()
+    user.says("file", "delete", third)
+    assert f"there is no file {third}" in user.refused("file", "delete", third)
+    assert (tmp_path / "again").read_bytes() == there.read_bytes()
+    client.delete(second)
+    with pytest.raises(NotFound, match=f"there is no file {second.id}"):
+        client.download(second, tmp_path / "gone")
+    with pytest.raises(Refused, match=f"parameters name the file {second.id}: .* has no such file"):
+        client.submit(copies, second, [])
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        "again",
+        "all of it.txt",
+        "one.txt",
+        "two.txt",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "fifo"])
+def test_task_leaves_nothing_but_files_of_its_own(client: Client, kind: str) -> None:
+    with pytest.raises(TaskFailed, match=r"FileMissing: (what|the file that) the task leaves"):
+        client.submit(leaves, kind).result(SOON_S)
+
+
+async def test_files_go_and_come_awaited(awaiting: AsyncClient, tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"x" * 2_000_000)
+    sent = await awaiting.upload(tmp_path / "data")
+    _, left = await (await awaiting.submit(copies, sent, [])).result(SOON_S)
+    assert (await awaiting.download(left, tmp_path / "back")).read_bytes() == b"x" * 2_000_000
+    await awaiting.delete(left.id)
 
 
 def test_thousand_tasks_come_back_in_order(client: Client) -> None:
@@ -268,6 +321,29 @@ def test_refusals_say_why(client: Client, user: User) -> None:
         f"no cluster manager answers at {nowhere} (connection refused); start one with `gpu-orchestrator "
         "up`, or name another: Client(url), GPU_ORCHESTRATOR_URL or `gpu-orchestrator login URL`"
     )
+
+
+def test_connection_is_used_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    opens, sends = dial.connection, blocking._Line._sent
+
+    def connection(place: Any) -> Any:
+        opened.append(opens(place))
+        return opened[-1]
+
+    sent: list[str] = []
+
+    def send(line: Any, to: Any, request: Any) -> Any:
+        sent.append(request.path)
+        return sends(line, to, request)
+
+    monkeypatch.setattr(dial, "connection", connection)
+    monkeypatch.setattr(blocking._Line, "_sent", send)
+    handle = client.submit("echo", **NO_GPU)
+    handle.wait(SOON_S)
+    for _ in range(3):
+        handle.explain()
+    assert (len(opened), len(sent)) == (1, 5), sent
 
 
 def test_threads_share_a_client(client: Client) -> None:

@@ -12,6 +12,7 @@ from gpu_orchestrator import testing
 from gpu_orchestrator.client import (
     BadArguments,
     Call,
+    File,
     NotFound,
     Refused,
     TaskFailed,
@@ -74,6 +75,22 @@ def test_generator_yields_and_returns() -> None:
         with pytest.raises(TaskFailed, match=r"BadResult: a value of .* is not what it says"):
             list(worker_tasks.yields_lies.submit().stream())
     assert list(worker_tasks.counts(2)) == [0, 1]
+
+
+def test_files_are_taken_and_left(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("one")
+    with testing.local() as client:
+        sent = client.upload(tmp_path / "one")
+        path, left = worker_tasks.copies.submit(sent, [sent]).result()
+        assert (Path(path).name, left.bytes) == ("one", 6)
+        assert client.download(left, tmp_path / "back").read_text() == "oneone"
+        client.delete(sent)
+        with pytest.raises(NotFound):
+            client.download(sent)
+        with pytest.raises(TaskFailed, match="FileMissing: there is no file"):
+            worker_tasks.copies.submit(sent, []).result()
+    with pytest.raises(RuntimeError, match="only a task can leave a file"):
+        File.of(tmp_path / "one")
 
 
 def test_called_it_is_a_function() -> None:

@@ -4,12 +4,13 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 from gpu_orchestrator import task
-from gpu_orchestrator.client import Cron
+from gpu_orchestrator.client import Cron, File
 
 
 class Odd(Exception):
@@ -97,3 +98,27 @@ def counts_twice(folder: str) -> Iterator[int]:
         time.sleep(0.01)
     marker.touch()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task(gpus=0)
+def copies(data: File, more: list[File]) -> tuple[str, File]:
+    """Return where the first file is, and leave a file with all that is in them."""
+    text = "".join(Path(each.path).read_text() for each in (data, *more))
+    here = Path(tempfile.mkdtemp()) / "all of it.txt"
+    here.write_text(text)
+    return data.path, File.of(here)
+
+
+@task(gpus=0)
+def leaves(kind: str) -> File:
+    """Leave what is not a file of the task's own."""
+    folder = Path(tempfile.mkdtemp())
+    path = folder / "out"
+    match kind:
+        case "link":
+            path.symlink_to("/etc/passwd")
+        case "folder":
+            path.mkdir()
+        case "fifo":
+            os.mkfifo(path)
+    return File.of(path)

@@ -35,6 +35,7 @@ COMMANDS = (
     Command("status", "workers:status", USE, "Show the state of the cluster."),
     Command("task", "task:app", USE, "Submit tasks and follow them."),
     Command("schedule", "schedule:app", USE, "Queue tasks at times that a cron expression names."),
+    Command("file", "file:app", USE, "Upload files for tasks, and download what tasks leave."),
     Command("events", "events:events", USE, "Show what happened, or follow what happens."),
     Command("login", "login:login", USE, "Store the address of a server and your key for it."),
     Command("logout", "login:logout", USE, "Forget what `login` stored."),

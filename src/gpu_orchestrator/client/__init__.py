@@ -13,6 +13,7 @@ Starts quickly and needs no part of the server. Read the modules in this order:
   schedules       what is said about schedules
   scheduling      `client.schedules`, blocking and awaited
   streaming       how the partial results of a task are followed
+  transfer        how files are sent and received
   dial            opens connections for the blocking client and the commands
   blocking        `Client`: performs the steps, and blocks
   awaiting        `AsyncClient`: performs the same steps, and awaits
@@ -22,6 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpu_orchestrator.api.files import File
     from gpu_orchestrator.client.awaiting import AsyncClient, AsyncHandle, AsyncStreamHandle
     from gpu_orchestrator.client.blocking import Client, Handle, StreamHandle
     from gpu_orchestrator.client.errors import (
@@ -61,6 +63,7 @@ __all__ = (
     "Cron",
     "Event",
     "Explanation",
+    "File",
     "Handle",
     "NotAllowed",
     "NotFound",
@@ -88,6 +91,7 @@ _PLACES = {
     "schedules": ("ScheduleInfo",),
     "scheduling": ("AsyncSchedules", "Schedules"),
     "tasks": ("Call", "Cron", "Event", "Explanation", "Options", "TaskInfo"),
+    "transfer": ("File",),
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}
 

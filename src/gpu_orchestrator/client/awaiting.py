@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, Unpack, 
 
 import aiohttp
 
-from gpu_orchestrator.client import calls, dial, streaming, where
+from gpu_orchestrator.api.files import File
+from gpu_orchestrator.client import calls, dial, streaming, transfer, where
 from gpu_orchestrator.client.blocking import conversation
 from gpu_orchestrator.client.errors import ClientError
 from gpu_orchestrator.client.functions import Callback, P, StreamFunction, TaskFunction
@@ -204,6 +205,18 @@ class AsyncClient:
         done = await self._run(self._with.cancel([each.id for each in handles]))
         return [done[each.id] for each in handles]
 
+    async def upload(self, path: str | os.PathLike[str], *, name: str = "") -> File:
+        """Send a file to the server, and return what stands for it: see `Client.upload`."""
+        return await self._run(transfer.send(self._with, Path(path), name))
+
+    async def download(self, file: File | str, to: str | os.PathLike[str] = ".") -> Path:
+        """Receive a file, and return its path: see `Client.download`."""
+        return await self._run(transfer.receive(self._with, transfer.named(file), Path(to)))
+
+    async def delete(self, file: File | str) -> None:
+        """Delete a file on the server."""
+        await self._run(transfer.remove(self._with, transfer.named(file)))
+
     def events(self, after: str = "") -> AsyncIterator[Event]:
         """Yield what happens in the cluster from now on, or after the event with this id."""
         return self._emitted(self._with.events(after))
@@ -283,17 +296,23 @@ class _Line:
         if request.body is not None:
             headers["Content-Type"] = "application/json"
         limits = aiohttp.ClientTimeout(total=None, sock_connect=dial.CONNECT_S, sock_read=request.answer_s)
+        file = await asyncio.to_thread(Path(request.file).open, "rb") if request.file else None
+        if file is not None:
+            headers["Content-Length"] = str(os.fstat(file.fileno()).st_size)
         try:
             self._answer = answer = await self._session.request(
                 request.method,
                 self._url + request.path,
-                data=request.body,
+                data=file or request.body,
                 headers=headers,
                 timeout=limits,
                 allow_redirects=False,
             )
         except (aiohttp.ClientError, OSError) as error:
             return Lost(_silence(error, self._url, request.answer_s))
+        finally:
+            if file is not None:
+                file.close()
         retry_after = answer.headers.get("Retry-After", "")
         if answer.status < 400:
             return Reply(answer.status, b"", retry_after)

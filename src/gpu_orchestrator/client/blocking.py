@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, Unpack, overload
 from urllib.parse import urlsplit
 
-from gpu_orchestrator.client import calls, dial, streaming, where
+from gpu_orchestrator.api.files import File
+from gpu_orchestrator.client import calls, dial, streaming, transfer, where
 from gpu_orchestrator.client.conversation import Conversation
 from gpu_orchestrator.client.errors import BadPlace, ClientError
 from gpu_orchestrator.client.functions import Callback, P, StreamFunction, TaskFunction
@@ -220,6 +221,20 @@ class Client:
         done = self._run(self._with.cancel([each.id for each in handles]))
         return [done[each.id] for each in handles]
 
+    def upload(self, path: str | os.PathLike[str], *, name: str = "") -> File:
+        """Send a file to the server, piece by piece, and return what stands for it among the arguments of
+        tasks. It is kept for a day after it was last used, if the server is not told otherwise."""
+        return self._run(transfer.send(self._with, Path(path), name))
+
+    def download(self, file: File | str, to: str | os.PathLike[str] = ".") -> Path:
+        """Receive a file, such as one that a task has left, and return its path. If `to` is a folder, it gets
+        its own name there."""
+        return self._run(transfer.receive(self._with, transfer.named(file), Path(to)))
+
+    def delete(self, file: File | str) -> None:
+        """Delete a file on the server."""
+        self._run(transfer.remove(self._with, transfer.named(file)))
+
     def events(self, after: str = "") -> Iterator[Event]:
         """Yield what happens in the cluster from now on, or after the event with this id; leave the loop to
         end it. Lost connections are made again, and no event is missed."""
@@ -342,8 +357,14 @@ class _Line:
         headers = {**self._headers, **request.headers}
         if request.body is not None:
             headers["Content-Type"] = "application/json"
-        connection.request(request.method, self._wire.path + request.path, body=request.body, headers=headers)
-        return connection.getresponse()
+        target = self._wire.path + request.path
+        if not request.file:
+            connection.request(request.method, target, body=request.body, headers=headers)
+            return connection.getresponse()
+        with Path(request.file).open("rb") as file:
+            headers["Content-Length"] = str(os.fstat(file.fileno()).st_size)
+            connection.request(request.method, target, body=file, headers=headers)
+            return connection.getresponse()
 
     def _replied(self, request: Ask) -> Reply | Lost:
         assert self._answer is not None  # noqa: S101 - it was just received

@@ -20,13 +20,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """`path` is the whole target, with the query. `answer_s`: how long to wait for the answer."""
+    """`path` is the whole target, with the query. `answer_s`: how long to wait for the answer. `file` is sent
+    as the body, as it is."""
 
     method: str
     path: str
     body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     answer_s: float = 60.0
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
