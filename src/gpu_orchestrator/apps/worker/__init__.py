@@ -8,6 +8,7 @@ back the same way until the manager acknowledges it. Read the modules in this or
   desk                      where a Celery worker's processes present tickets and wait for their attempts
   session/connection        the WebSocket to the manager
   session/servers           the servers it knows: which one to try next, and when
+  session/requests          requests beside that connection: for files of its tasks
   session/lease             until when this worker may run its attempts
   session/report            memory, temperature and faults of the devices now
   session/system            CPU, memory and operating system of this machine

@@ -6,9 +6,8 @@ Started by `main`. It never imports CUDA: only its runners use the devices.
 import asyncio
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 from uuid import uuid4
 
 import aiohttp
@@ -41,6 +40,7 @@ from gpu_orchestrator.apps.worker.session.connection import (
 )
 from gpu_orchestrator.apps.worker.session.lease import Lease
 from gpu_orchestrator.apps.worker.session.report import Reporter
+from gpu_orchestrator.apps.worker.session.requests import Requests
 from gpu_orchestrator.apps.worker.session.servers import Servers
 from gpu_orchestrator.apps.worker.settings import Settings
 from gpu_orchestrator.engine import backoff
@@ -52,10 +52,6 @@ SAY_EVERY_S = 30.0
 REFUSED_S = 15.0
 """How long to try while the manager refuses this worker. Longer than a usual lease: the name may still be
 held by a worker that has just died with its manager."""
-
-NO_HEADERS: Mapping[str, str] = {}
-FILE_LIMITS = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=300.0)
-"""A file may take long to arrive; a server that stays silent is given up after `sock_read`."""
 
 log = structlog.get_logger()
 
@@ -73,6 +69,7 @@ class Agent:
         self._settings, self._gpus = settings, gpus
         self._instance = uuid4().hex
         self._servers = Servers(settings.servers)
+        self._requests = Requests(settings, self._servers)
         self._connection = Connection(settings.token, self._receive)
         self._lease = Lease()
         self._mps = MpsDaemons(find_program(), settings.run_as) if settings.sharing == session.MPS else None
@@ -100,11 +97,10 @@ class Agent:
                 self._connection.send,
                 logs,
                 values,
-                FileCallbacks(self._request, settings.run_as),
+                FileCallbacks(self._requests, settings.run_as),
             ),
         )
         self._desk = self._opened_desk() if settings.desk is not None else None
-        self._http: aiohttp.ClientSession | None = None
         self._welcome: session.Welcome | None = None
         self._is_joined = False
         self._hello_at = self._renew_at = 0.0
@@ -125,7 +121,7 @@ class Agent:
         if self._mps is not None:
             await self._mps.check()
         async with aiohttp.ClientSession(connector=self._connector()) as http:
-            self._http = http
+            self._requests.http = http
             joining = asyncio.create_task(self._stay_joined(http))
             ticking = asyncio.create_task(self._tick())
             leaving = asyncio.create_task(self._leave())
@@ -305,16 +301,6 @@ class Agent:
     def _log_bytes(self) -> int:
         """Return how much of an attempt's log the manager takes; 0 for an older manager, which takes none."""
         return self._welcome.log_kb * 1024 if self._welcome else 0
-
-    def _request(self, method: str, path: str, headers: Mapping[str, str] = NO_HEADERS, **more: Any) -> Any:
-        """Send a request about this worker's own tasks to the server that it is joined to."""
-        if self._http is None:
-            raise OSError("the worker is not connected")
-        url = self._settings.own_url(self._servers.current)
-        token = {"Authorization": f"Bearer {self._settings.token}"}
-        return self._http.request(
-            method, f"{url}/{path}", headers={**headers, **token}, timeout=FILE_LIMITS, **more
-        )
 
     def _takes_values(self) -> bool:
         """Return whether the manager keeps partial results; an older one does not know them."""
