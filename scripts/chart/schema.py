@@ -81,6 +81,15 @@ RULES: dict[str, Json] = {
     "agent.maxUnavailable": {
         "anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^([1-9][0-9]?|100)%$"}]
     },
+    "clusterManager.secretName": OBJECT_NAME,
+    "clusterManager.store.urlSecret": {"type": "string", "pattern": f"^({NAME})?$"},
+    "clusterManager.persistence.storageClass": {"type": "string", "pattern": f"^({NAME})?$"},
+    "clusterManager.persistence.size": {"type": "string", "pattern": "^[1-9][0-9]*([KMGTPE]i?)?$"},
+    "clusterManager.env": {
+        "type": "object",
+        "propertyNames": {"pattern": "^[A-Z][A-Z0-9_]*$"},
+        "additionalProperties": {"type": ["string", "number", "boolean"]},
+    },
     "monitoring.labels": STRINGS,
     "monitoring.serviceMonitor.interval": {"type": "string", "pattern": "^([0-9]+(ms|s|m|h))+$"},
     "monitoring.dashboards.labels": STRINGS,

@@ -8,52 +8,15 @@ compares it with the defaults in values.yaml.
 # ruff: noqa: TID251 - a script, outside the pure packages
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_orchestrator.api import names
+from scripts.chart import cluster_manager
 from scripts.chart.edits import Edit, NotThere, after, around, block, only_if, put
+from scripts.chart.template import NAMESPACE, PULL_SECRETS, Template, where
 
-MADE = (
-    "{{{{- /* Made by `make charts` from config/{source}; "
-    "change that, or scripts/chart/templates.py. */ -}}}}\n"
-)
-NAMESPACE = "{{ .Release.Namespace }}"
-IMAGE = 'image: {{ include "gpu-scheduler.image" . }}'
 SELF_MADE = 'eq .Values.webhook.certificates "self-made"'
 CERT_MANAGER = 'eq .Values.webhook.certificates "cert-manager"'
 AUTOSCALED = ".Values.webhook.autoscaling.enabled"
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """A file of config, and when and how it is part of the chart."""
-
-    source: str
-    wanted: str
-    edits: tuple[Edit, ...] = ()
-
-    def text(self, config: Path) -> str:
-        made = _plain((config / self.source).read_text())
-        for edit in self.edits:
-            try:
-                made = edit(made)
-            except NotThere as error:
-                raise NotThere(f"config/{self.source}: {error}; adapt scripts/chart/templates.py") from None
-        head = MADE.format(source=self.source)
-        return f"{head}{{{{- if {self.wanted} }}}}\n{made}{{{{- end }}}}\n"
-
-
-def _plain(text: str) -> str:
-    """Return a manifest as a template that renders it, in the namespace and with the image of the release."""
-    lines = text.splitlines(keepends=True)
-    while lines and (lines[0].startswith("# Made by") or lines[0] == "---\n"):
-        del lines[0]
-    escaped = "".join(lines).replace("{{", '{{ "{{" }}')
-    here = escaped.replace(names.NAMESPACE, NAMESPACE)
-    return here.replace("image: gpu-orchestrator\n", f"{IMAGE}\n").replace(
-        "imagePullPolicy: IfNotPresent\n", "imagePullPolicy: {{ .Values.image.pullPolicy }}\n"
-    )
 
 
 def _pods(values: str, *, settings: str = "", resources: str = "") -> tuple[Edit, ...]:
@@ -67,11 +30,7 @@ def _pods(values: str, *, settings: str = "", resources: str = "") -> tuple[Edit
             f"{checksum}        {{{{- with {of}.podAnnotations }}}}\n"
             "        {{- toYaml . | nindent 8 }}\n        {{- end }}\n",
         ),
-        after(
-            "      priorityClassName: gpu-orchestrator-controllers",
-            "      {{- with .Values.imagePullSecrets }}\n      imagePullSecrets:\n"
-            "      {{- toYaml . | nindent 6 }}\n      {{- end }}\n",
-        ),
+        after("      priorityClassName: gpu-orchestrator-controllers", PULL_SECRETS),
         block(
             "        resources:",
             f"        {{{{- with {limits} }}}}\n        resources:\n"
@@ -86,12 +45,7 @@ def _pods(values: str, *, settings: str = "", resources: str = "") -> tuple[Edit
 
 def _placed(values: str) -> Edit:
     """Where the pods of a Deployment may run, which config leaves open."""
-    given = "".join(
-        f"      {{{{- with .Values.{values}.{each} }}}}\n      {each}:\n"
-        "        {{- toYaml . | nindent 8 }}\n      {{- end }}\n"
-        for each in ("nodeSelector", "tolerations", "affinity")
-    )
-    return after("      priorityClassName: gpu-orchestrator-controllers", given)
+    return after("      priorityClassName: gpu-orchestrator-controllers", where(values))
 
 
 def _replicas(values: str, why: str) -> Edit:
@@ -412,6 +366,7 @@ OTHER_TEMPLATES = (
 )
 
 TEMPLATES = (
+    *cluster_manager.TEMPLATES,
     *OPERATOR_TEMPLATES,
     *SCHEDULER_TEMPLATES,
     *WEBHOOK_TEMPLATES,

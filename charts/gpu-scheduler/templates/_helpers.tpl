@@ -25,6 +25,11 @@
 {{- if or .Values.webhook.enabled .Values.mutatingPolicy.enabled }}yes{{ end -}}
 {{- end -}}
 
+{{- /* Whether the cluster manager keeps its store on a volume of its own. */ -}}
+{{- define "gpu-scheduler.keeps" -}}
+{{- with .Values.clusterManager }}{{ if and .persistence.enabled (not .store.urlSecret) }}yes{{ end }}{{ end -}}
+{{- end -}}
+
 {{- /* Settings of a process: what follows from other values, and over it what `settings` says. Not `merge`, which takes
        `false` and 0 for missing. */ -}}
 {{- define "gpu-scheduler.settings" -}}

@@ -70,6 +70,7 @@ def all_on() -> Json:
     """Everything that can be on at once."""
     return {
         **TAG,
+        "clusterManager": {"enabled": True},
         "agent": {"mps": {"enabled": True}},
         "mutatingPolicy": {"enabled": True},
         "webhook": {"autoscaling": {"enabled": True}, "certificates": "cert-manager"},
@@ -82,6 +83,7 @@ def all_on() -> Json:
 ON = (*NEWEST, *WITH_MONITORING, *WITH_CERT_MANAGER)
 EVERYTHING = (
     "default",
+    "cluster-manager",
     "-agent",
     "agent-mps",
     "-webhook",
@@ -266,7 +268,33 @@ def test_renamed_scheduler_has_its_rights_under_its_account(helm: Helm) -> None:
     assert pod["serviceAccountName"] == "team-gpu-scheduler"
 
 
+def test_cluster_manager_uses_one_store_for_all_its_pods(helm: Helm) -> None:
+    given = {"enabled": True, "replicas": 2, "store": {"urlSecret": "store"}, "env": {"MAX_WORKERS": 9}}
+    spec = find(helm.template({"clusterManager": given}), "StatefulSet", "gpu-orchestrator-cluster-manager")[
+        "spec"
+    ]
+    assert (spec["replicas"], "volumeClaimTemplates" in spec) == (2, False)
+    pod = spec["template"]["spec"]
+    env = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
+    assert env["REDIS_URL_FILE"] == "/run/secrets/store/url"
+    assert env["MAX_WORKERS"] == "9"
+    mounted = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    assert mounted.keys() == volumes.keys()
+    assert (mounted["store"], volumes["store"]["secret"]["secretName"]) == ("/run/secrets/store", "store")
+    assert volumes["data"] == {"name": "data", "emptyDir": {}}
+    forgetful = helm.template({"clusterManager": {"enabled": True, "persistence": {"enabled": False}}})
+    assert (
+        "volumeClaimTemplates"
+        not in find(forgetful, "StatefulSet", "gpu-orchestrator-cluster-manager")["spec"]
+    )
+
+
 REFUSED = [
+    pytest.param(
+        {"clusterManager": {"enabled": True, "replicas": 2}}, "each would have its own", id="2 stores"
+    ),
+    pytest.param({"clusterManager": {"env": {"log-level": "x"}}}, "log-level", id="no variable"),
     pytest.param({"agnet": {"enabled": False}}, "additional properties 'agnet' not allowed", id="misspelt"),
     pytest.param({"webhook": {"replica": 3}}, "'replica' not allowed", id="misspelt below"),
     pytest.param({"scheduler": {"settings": {"lokc": "lease"}}}, "'lokc' not allowed", id="misspelt setting"),

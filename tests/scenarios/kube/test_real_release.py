@@ -35,6 +35,7 @@ PARTS = ("kube-controller-manager", "kube-scheduler")
 PLACEHOLDER = "docker.io/library/busybox:1.37"
 NOBODY = 65532
 PODS = f"/api/v1/namespaces/{SYSTEM}/pods"
+MANAGER = "gpu-orchestrator-cluster-manager"
 METRICS = "svc/gpu-orchestrator-controller-manager-metrics"
 NO_PULLING = """\
 apiVersion: admissionregistration.k8s.io/v1
@@ -76,7 +77,7 @@ def cluster(toolbox: Toolbox) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def node(archive: Path, real_node: RealNode) -> RealNode:
     """The real node as an ordinary one: it has the images and Services, and no taint."""
-    real_node.serve(443)
+    real_node.serve(443, 8000)
     real_node.import_image(archive)
     real_node.ctr("images", "tag", "docker.io/library/busybox:latest", PLACEHOLDER)
     real_node.cluster.kubectl("taint", "nodes", real_node.name, "gpu-orchestrator/real-node-")
@@ -105,6 +106,8 @@ def test_quick_start_on_a_real_node(
     assert "model llama2 got 2 GPU(s) on my-model-job-" in printed
     check_metrics(cluster, tmp_path)
     check_troubleshooting(typed)
+
+    serve_a_task(cluster, helm)
 
     typed.block(delete)
     until(lambda: held(cluster) == [], "all devices are free again")
@@ -206,6 +209,41 @@ def check_metrics(cluster: Cluster, folder: Path) -> None:
     finally:
         forward.stop()
     assert "warp_gpuworkload_reconcile_duration_seconds" in text
+
+
+def serve_a_task(cluster: Cluster, helm: Helm) -> None:
+    """Run the cluster manager with the Valkey in its pod, a worker, and a task."""
+    keys = {"api-key": "k" * 64, "worker-token": "w" * 64}
+    given = [f"--from-literal={name}={value}" for name, value in keys.items()]
+    cluster.kubectl("create", "secret", "generic", MANAGER, "-n", SYSTEM, *given)
+    more = {"clusterManager": {"enabled": True, "persistence": {"enabled": False}}}
+    helm.apply("upgrade", more, "--reuse-values", "--wait", "--timeout", "100s")
+    check_security(cluster)
+    spec = cluster.api.request("GET", f"/api/v1/namespaces/{SYSTEM}/services/{MANAGER}")["spec"]
+    url = f"http://{spec['clusterIP']}:8000"
+    worker = ("worker", "--server", url, "--simulate", "2xL4:24GiB", "--simulation", "/data/gpus")
+    task = ("task", "submit", "echo", '{"hello": "world"}', "--memory", "4GB", "--wait")
+    run(cluster, "worker", worker, {"GPU_ORCHESTRATOR_TOKEN": keys["worker-token"]})
+    run(cluster, "task", task, {"GPU_ORCHESTRATOR_URL": url, "API_KEY": keys["api-key"]})
+    until(lambda: phase(cluster, "task") in ("Succeeded", "Failed"), "the task has come back")
+    printed = cluster.kubectl("logs", "task")
+    assert phase(cluster, "task") == "Succeeded", printed
+    assert "world" in printed
+    cluster.kubectl("delete", "pods", "worker", "task", "--wait=false")
+
+
+def run(cluster: Cluster, name: str, words: tuple[str, ...], env: dict[str, str]) -> None:
+    """Run one of our commands in a pod, as its image does without any help."""
+    given = [{"name": key, "value": value} for key, value in env.items()]
+    container = {"name": "main", "image": IMAGE, "args": list(words), "env": given}
+    spec = {"restartPolicy": "Never", "containers": [container], "terminationGracePeriodSeconds": 1}
+    body = {"metadata": {"name": name}, "spec": spec}
+    cluster.api.request("POST", "/api/v1/namespaces/default/pods", body)
+
+
+def phase(cluster: Cluster, name: str) -> str:
+    path = f"/api/v1/namespaces/default/pods/{name}"
+    return str(cluster.api.request("GET", path)["status"]["phase"])
 
 
 def held(cluster: Cluster) -> list[str]:

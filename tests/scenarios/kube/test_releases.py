@@ -33,6 +33,7 @@ OPERATOR_ALONE: Json = {
     "networkPolicies": {"enabled": False},
 }
 EVERYTHING: Json = {
+    "clusterManager": {"enabled": True, "persistence": {"enabled": False}},
     "agent": {"mps": {"enabled": True}},
     "mutatingPolicy": {"enabled": True},
     "webhook": {"autoscaling": {"enabled": True}, "certificates": "cert-manager"},
