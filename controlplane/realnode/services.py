@@ -5,7 +5,6 @@ it. The address that a connection arrives at says which Service is meant, and on
 gets it. The namespace lasts as long as the sockets in it: nothing is left when this process ends.
 """
 
-import asyncio
 import ctypes
 import fcntl
 import json
@@ -15,13 +14,13 @@ import socket
 import struct
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from controlplane import watchdog
+from controlplane import relay, watchdog
 from controlplane.commands import SERVICE_CIDR
 from controlplane.errors import ClusterError
 from controlplane.realnode.network import SET_ADDRESS, SET_MASK, Network, address
@@ -42,8 +41,11 @@ class Services:
     def __init__(self, cluster: "Cluster", listening: Sequence[socket.socket]) -> None:
         self._cluster = cluster
         self._listening = listening
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._accepting = [_thread(self._accept, each) for each in listening]
+        self._passing: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._is_closed = False
 
     @classmethod
     def start(
@@ -51,47 +53,55 @@ class Services:
     ) -> "Services":
         """Listen on these ports of every Service. `plugin` is the CNI plugin that makes interfaces."""
         made = cls(cluster, _listen(network, ports, plugin, folder))
-        made._thread.start()
-        for each in made._listening:
-            serving = asyncio.start_server(made._pass_on, sock=each)
-            asyncio.run_coroutine_threadsafe(serving, made._loop).result()
+        for each in made._accepting:
+            each.start()
         return made
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        for each in self._listening:
+            each.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        for thread in self._accepting:
+            thread.join()
+        with self._lock:
+            self._is_closed = True
+            for each in self._open:
+                with suppress(OSError):  # its other end has closed it
+                    each.shutdown(socket.SHUT_RDWR)
+        for thread in self._passing:
+            thread.join()
         for each in self._listening:
             each.close()
 
-    async def _end(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for each in others:
-            each.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        await self._loop.shutdown_default_executor()
-        await asyncio.sleep(0)  # in which aborted connections are closed
+    def _accept(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listening.accept()
+            except OSError:
+                return
+            try:
+                backend = self._endpoint(*client.getsockname())
+            except (OSError, ClusterError):  # the API server is away
+                backend = None
+            passing = _thread(self._pass_on, client, backend)
+            passing.start()
+            with self._lock:
+                self._passing = [each for each in self._passing if each.is_alive()] + [passing]
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        ip, port = writer.get_extra_info("sockname")[:2]
-        try:
-            backend = await asyncio.to_thread(self._endpoint, ip, port)
-            if backend:
-                there, here = await asyncio.open_connection(*backend)
+    def _pass_on(self, client: socket.socket, backend: Address | None) -> None:
+        """Without a backend the caller sees its connection end, as it does when an endpoint goes away."""
+        with client, suppress(OSError):
+            if not backend:
+                return
+            with socket.create_connection(backend) as server:
+                with self._lock:
+                    if self._is_closed:
+                        return
+                    self._open |= {client, server}
                 try:
-                    await asyncio.gather(_pipe(reader, here), _pipe(there, writer))
-                except asyncio.CancelledError:
-                    here.transport.abort()
-                    raise
+                    relay.join(client, server)
                 finally:
-                    here.close()
-        except OSError:
-            pass  # the endpoint is gone, or the caller: either sees its connection end
-        except asyncio.CancelledError:
-            writer.transport.abort()
-        finally:
-            writer.close()
+                    with self._lock:
+                        self._open -= {client, server}
 
     def _endpoint(self, ip: str, port: int) -> Address | None:
         """Return a ready endpoint of the Service with this address."""
@@ -120,12 +130,8 @@ class Services:
         return random.SystemRandom().choice(found) if found else None
 
 
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65_536):
-        writer.write(data)
-        await writer.drain()
-    with suppress(OSError):  # the other end has closed both directions
-        writer.write_eof()
+def _thread(work: Callable[..., None], *args: object) -> threading.Thread:
+    return threading.Thread(target=work, args=args, daemon=True)
 
 
 def _listen(network: Network, ports: Sequence[int], plugin: Path, folder: Path) -> list[socket.socket]:

@@ -1,13 +1,13 @@
 """A TCP load balancer in front of processes of this machine, in place of a Service: each connection goes to
 the next backend. A backend that is taken out gets no new connections; open ones go on."""
 
-import select
 import socket
 import threading
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from controlplane import relay
 from tests.support.operator_process import eventually
 
 
@@ -67,19 +67,8 @@ class Forwarder:
             self._clients.add(client)
         try:
             with client, suppress(OSError), socket.create_connection(("127.0.0.1", backend)) as server:
-                _join(client, server)
+                relay.join(client, server)
         finally:
             with self._lock:
                 self._clients.discard(client)
                 self._open[backend] -= 1
-
-
-def _join(client: socket.socket, server: socket.socket) -> None:
-    """Pass on what comes from either end until one of them closes."""
-    other = {client: server, server: client}
-    while True:
-        for each in select.select(other, (), ())[0]:
-            data = each.recv(65_536)
-            if not data:
-                return
-            other[each].sendall(data)
