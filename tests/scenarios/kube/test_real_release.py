@@ -107,7 +107,7 @@ def test_quick_start_on_a_real_node(
     check_metrics(cluster, tmp_path)
     check_troubleshooting(typed)
 
-    serve_a_task(cluster, helm)
+    serve_a_task(cluster, node, helm)
 
     typed.block(delete)
     until(lambda: held(cluster) == [], "all devices are free again")
@@ -211,12 +211,14 @@ def check_metrics(cluster: Cluster, folder: Path) -> None:
     assert "warp_gpuworkload_reconcile_duration_seconds" in text
 
 
-def serve_a_task(cluster: Cluster, helm: Helm) -> None:
-    """Run the cluster manager with the Valkey in its pod, a worker, and a task."""
+def serve_a_task(cluster: Cluster, node: RealNode, helm: Helm) -> None:
+    """Run the cluster manager with the Valkey in its pod, a worker, and a task, which another pod of the
+    manager still knows."""
     keys = {"api-key": "k" * 64, "worker-token": "w" * 64}
     given = [f"--from-literal={name}={value}" for name, value in keys.items()]
     cluster.kubectl("create", "secret", "generic", MANAGER, "-n", SYSTEM, *given)
-    more = {"clusterManager": {"enabled": True, "persistence": {"enabled": False}}}
+    offer_volume(cluster, node, helm.folder / "volume")
+    more = {"clusterManager": {"enabled": True}}
     helm.apply("upgrade", more, "--reuse-values", "--wait", "--timeout", "100s")
     check_security(cluster)
     spec = cluster.api.request("GET", f"/api/v1/namespaces/{SYSTEM}/services/{MANAGER}")["spec"]
@@ -224,12 +226,35 @@ def serve_a_task(cluster: Cluster, helm: Helm) -> None:
     worker = ("worker", "--server", url, "--simulate", "2xL4:24GiB", "--simulation", "/data/gpus")
     task = ("task", "submit", "echo", '{"hello": "world"}', "--memory", "4GB", "--wait")
     run(cluster, "worker", worker, {"GPU_ORCHESTRATOR_TOKEN": keys["worker-token"]})
-    run(cluster, "task", task, {"GPU_ORCHESTRATOR_URL": url, "API_KEY": keys["api-key"]})
-    until(lambda: phase(cluster, "task") in ("Succeeded", "Failed"), "the task has come back")
-    printed = cluster.kubectl("logs", "task")
-    assert phase(cluster, "task") == "Succeeded", printed
-    assert "world" in printed
-    cluster.kubectl("delete", "pods", "worker", "task", "--wait=false")
+    asking = {"GPU_ORCHESTRATOR_URL": url, "API_KEY": keys["api-key"]}
+    assert "world" in said_by(cluster, "task", task, asking)
+
+    cluster.kubectl("delete", "pod", f"{MANAGER}-0", "-n", SYSTEM)
+    cluster.kubectl("rollout", "status", f"statefulset/{MANAGER}", "-n", SYSTEM, "--timeout=60s")
+    assert "echo" in said_by(cluster, "list", ("task", "list"), asking)
+    cluster.kubectl("delete", "pods", "worker", "task", "list", "--wait=false")
+
+
+def offer_volume(cluster: Cluster, node: RealNode, folder: Path) -> None:
+    """Offer this folder of the node as the volume that the store asks for."""
+    folder.mkdir()
+    here = [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node.name]}]
+    spec = {
+        "capacity": {"storage": "10Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "local": {"path": str(folder)},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": here}]}},
+    }
+    cluster.api.request("POST", "/api/v1/persistentvolumes", {"metadata": {"name": "store"}, "spec": spec})
+
+
+def said_by(cluster: Cluster, name: str, words: tuple[str, ...], env: dict[str, str]) -> str:
+    """Return what one of our commands prints, which must succeed."""
+    run(cluster, name, words, env)
+    until(lambda: phase(cluster, name) in ("Succeeded", "Failed"), f"{name} has ended")
+    text = cluster.kubectl("logs", name)
+    assert phase(cluster, name) == "Succeeded", text
+    return text
 
 
 def run(cluster: Cluster, name: str, words: tuple[str, ...], env: dict[str, str]) -> None:
