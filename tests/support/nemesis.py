@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -21,10 +22,10 @@ WORKER_OPTIONS = ("--max-concurrent", "6", "--simulate", "2xL4:24GiB")
 
 
 class Nemesis:
-    """Injects faults. `faults` lists what was done, in order."""
+    """Injects faults. `faults` lists what was done, in order. Workers are started again with `options`."""
 
-    def __init__(self, manager: Fleet, rng: Random) -> None:
-        self.manager, self._rng = manager, rng
+    def __init__(self, manager: Fleet, rng: Random, options: Sequence[str] = WORKER_OPTIONS) -> None:
+        self.manager, self._rng, self._options = manager, rng, options
         self.faults: list[str] = []
 
     async def inject(self, faults: int, pause_s: float) -> None:
@@ -79,7 +80,7 @@ class Nemesis:
 
     def start(self, name: str) -> Worker:
         """Start a worker without waiting until it is online."""
-        return self.manager.started(name, *WORKER_OPTIONS)
+        return self.manager.started(name, *self._options)
 
 
 async def submit_until_accepted(manager: Fleet, bodies: list[dict[str, object]]) -> list[str]:

@@ -20,6 +20,12 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+def node(name: str, seconds: float, first: Any = None) -> dict[str, Any]:
+    """Take so long, and return the own name with the result of another."""
+    time.sleep(seconds)
+    return {"name": name, "first": first}
+
+
 def environment(name: str) -> str | None:
     return os.environ.get(name)
 

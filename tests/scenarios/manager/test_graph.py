@@ -16,21 +16,22 @@ from tests.support.scale import Scale
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 Figure = Callable[[str], None]
 DEEP = 10
+OPTIONS = (*WORKER_OPTIONS, "--function", "node=tests.support.worker_functions:node")
 
 
 async def test_every_node_of_a_graph_has_one_result_in_order(
     tmp_path: Path, scale: Scale, figure: Figure, executor: str
 ) -> None:
-    rng, wide = Random(7), scale(test=6, accept=100)
+    rng, wide, seconds = Random(7), scale(test=6, accept=100), scale(test=0.05, accept=0.3)
     async with fleet(tmp_path, EXECUTOR=executor) as manager:
         for name in ("a", "b", "c"):
-            await manager.worker(name, *WORKER_OPTIONS)
-        faults = Nemesis(manager, rng)
+            await manager.worker(name, *OPTIONS)
+        faults = Nemesis(manager, rng, OPTIONS)
         killing = asyncio.create_task(kill(faults, scale(test=3, accept=30), scale(test=0.4, accept=1.0)))
         layers: list[list[str]] = []
         before: dict[str, list[str]] = {}
         for deep in range(DEEP):
-            bodies = [body(rng, f"{deep}.{number}", layers) for number in range(wide)]
+            bodies = [body(rng, f"{deep}.{number}", seconds, layers) for number in range(wide)]
             ids = await nemesis.submit_until_accepted(manager, bodies)
             before |= {name: each["depends_on"] for name, each in zip(ids, bodies, strict=True)}
             layers.append(ids)
@@ -41,7 +42,7 @@ async def test_every_node_of_a_graph_has_one_result_in_order(
         assert {each["status"] for each in shown.values()} == {"completed"}
         for name, needed in before.items():
             assert all(shown[each]["completed_at"] <= shown[name]["started_at"] for each in needed), name
-            taken = shown[name]["result"].get("first")
+            taken = shown[name]["result"]["first"]
             assert taken == (shown[needed[0]]["result"] if needed else None), name
         _, status = await manager.call("GET", "/cluster/status")
         assert status["committed"] == len(shown), "each result was committed once"
@@ -56,12 +57,13 @@ async def kill(faults: Nemesis, count: int, pause_s: float) -> None:
         faults.faults.append("kill")
 
 
-def body(rng: Random, name: str, layers: list[list[str]]) -> dict[str, Any]:
+def body(rng: Random, name: str, seconds: float, layers: list[list[str]]) -> dict[str, Any]:
     """Return a task that waits for some of the layer before and takes the result of the first of them."""
     needed = rng.sample(layers[-1], rng.randint(1, 3)) if layers else []
-    parameters = {"name": name, **({"first": {"$result": needed[0]}} if needed else {})}
+    first = {"first": {"$result": needed[0]}} if needed else {}
+    parameters = {"function": "node", "arguments": {"name": name, "seconds": seconds, **first}}
     return {
-        "task_type": "echo",
+        "task_type": "python",
         "parameters": parameters,
         "resources": {"gpus": 0},
         "depends_on": needed,
