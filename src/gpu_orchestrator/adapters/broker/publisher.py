@@ -15,9 +15,12 @@ from kombu.exceptions import OperationalError
 
 from gpu_orchestrator.adapters.broker import config
 from gpu_orchestrator.adapters.broker.address import NO_RESULTS, Broker
-from gpu_orchestrator.api.tickets import INFERENCE, Ticket, queue_of
+from gpu_orchestrator.adapters.broker.queues import queue_for
+from gpu_orchestrator.api.tickets import INFERENCE, Ticket
 
 MOST = 10_000
+ONCE = {"max_retries": 1, "interval_start": 0.0, "interval_step": 0.0}
+"""For kombu, which else tries for seconds to connect: we try again ourselves."""
 PAUSE_S, TRIED_S, SAY_EVERY_S, END_S = 0.5, 8.0, 30.0, 2.0
 
 log = structlog.get_logger()
@@ -36,6 +39,7 @@ class Publisher:
     def __init__(self, broker: Broker, lost: Callable[[], None] = lambda: None) -> None:
         self._app = Celery("gpu_orchestrator.manager", set_as_current=False)
         self._app.conf.update(config.of(broker) | {"result_backend": NO_RESULTS})
+        self._app.conf.broker_transport_options |= ONCE
         self._lost = lost
         self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
         self._said_at = float("-inf")
@@ -94,7 +98,7 @@ def _message(order: _Order) -> dict[str, Any]:
     return {
         "kwargs": {"task": ticket.task, "attempt": ticket.attempt, "epoch": ticket.epoch},
         "task_id": ticket.id,
-        "queue": queue_of(order.worker),
+        "queue": queue_for(order.worker),
         "kwargsrepr": shown,
         "retry": False,
     }

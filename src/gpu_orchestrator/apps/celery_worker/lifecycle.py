@@ -7,13 +7,14 @@ celeryd_init --> agent started --> worker_init --> pool processes --> worker_shu
 import os
 import signal
 import socket
+import sys
 from typing import Any
 
 from celery import signals
 from celery.worker import state
-from kombu.entity import Queue
 
 from gpu_orchestrator.adapters import process_rights
+from gpu_orchestrator.adapters.broker.queues import queue_for
 from gpu_orchestrator.adapters.parent_death import end_with_parent
 from gpu_orchestrator.api import tickets
 from gpu_orchestrator.apps.celery_worker import channels
@@ -43,17 +44,18 @@ class Lifecycle:
         process_rights.hide()
         channels.guard()
         self._main = os.getpid()
+        _wait_for_broker(instance.app)
         name, _at, host = sender.partition("@")
         self._agent = AgentProcess("" if name == USUAL_NAME else name, _slots(options))
         attached = self._agent.attached
         instance.hostname = f"{attached.name}@{host or socket.gethostname()}"
+        conf.task_queues = [queue_for(attached.name)]
         conf.task_default_queue = tickets.queue_of(attached.name)
 
     def _configure(self, sender: Any, **_: Any) -> None:
         assert self._agent is not None  # noqa: S101 - `_begin` came first
         attached = self._agent.attached
-        queue = Queue(tickets.queue_of(attached.name))  # type: ignore[no-untyped-call]
-        sender.app.amqp.queues.select_add(queue)
+        sender.app.amqp.queues.select_add(queue_for(attached.name))  # also if `-Q` names others
         sender.concurrency = attached.max_concurrent + FOR_MANAGEMENT
         self._agent.watch(self._agent_ended)
 
@@ -81,6 +83,22 @@ class Lifecycle:
     def _end(self, **_: Any) -> None:
         if self._agent is not None:
             self._agent.end()
+
+
+def _wait_for_broker(app: Any) -> None:
+    """Wait until the broker answers: a worker that joined without one would be given tasks."""
+    with app.connection_for_read() as connection:
+        where = connection.as_uri()
+        connection.ensure_connection(lambda error, _: _say(where, error), interval_step=1, interval_max=5)
+
+
+def _say(where: str, error: Exception) -> None:
+    print(  # noqa: T201 - Celery's logs are not set up yet
+        f"Celery's broker {where} does not answer: {error}; "
+        "trying again. CELERY_BROKER_URL must be that of the server",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _slots(options: dict[str, Any]) -> int:

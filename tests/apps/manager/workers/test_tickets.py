@@ -53,8 +53,19 @@ def test_lost_ticket_is_sent_again_and_then_given_back(sent: Sent) -> None:
     assert redeem(sent) == "again", "the task may run elsewhere by now"
 
 
-def test_redeemed_ticket_is_not_sent_again(sent: Sent) -> None:
+def test_ticket_counts_again_if_the_store_did_not_answer(sent: Sent) -> None:
     redeem(sent)
+    sent.of_worker.take_back(A)
+    assert sent.of_worker.again(AGAIN_S + 1) == []
+    assert len(sent.tickets) == 2
+    assert redeem(sent) == ""
+
+
+@pytest.mark.parametrize("is_delivered", [True, False])
+def test_redeemed_ticket_is_not_sent_again(sent: Sent, is_delivered: bool) -> None:
+    redeem(sent)
+    if is_delivered:
+        sent.of_worker.delivered(A)
     assert sent.of_worker.again(UNREAD_S + 1) == []
     assert len(sent.tickets) == 1
 

@@ -281,19 +281,27 @@ class Session:
     async def _redeem(self, asked: session.Redeem) -> None:
         """Send the assignment of a ticket, as the store has it, or say that the ticket is void."""
         if self._tickets is None:
-            return
+            return None
+        key = (asked.task, asked.attempt)
         why = self._tickets.redeem(asked, self.assigned_at)
         try:
-            active = [] if why else [Active(asked.task, asked.attempt, 0)]
+            active = [] if why else [Active(*key, cancel=0)]
             found = await self.outcomes.assigns(self.identity, active)
         except StoreError:
-            self._tickets.redeemed.discard((asked.task, asked.attempt))
-            found, why = [], tickets.STORE
+            self._tickets.take_back(key)
+            return self._void(asked, tickets.STORE)
         for assign in found:
-            self._put(assign)
-        if not found:
-            self._tickets.celery.void(why or tickets.OLD)
-            self.send(session.Void(asked.number, why or tickets.OLD))
+            self._tickets.delivered(key)
+            return self._put(assign)
+        if not why:  # it has ended meanwhile, or could not begin
+            self.assigned_at.pop(key, None)
+            self._tickets.ended(key)
+        return self._void(asked, why or tickets.OLD)
+
+    def _void(self, asked: session.Redeem, why: str) -> None:
+        if self._tickets is not None:
+            self._tickets.celery.void(why)
+        self.send(session.Void(asked.number, why))
 
     async def _repeat(self, wish: str) -> None:
         """Tell the worker what an operator wishes of it. The message sent at the time may have been lost."""

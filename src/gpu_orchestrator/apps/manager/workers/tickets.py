@@ -16,7 +16,10 @@ from gpu_orchestrator.api.tickets import Ticket
 Attempt = tuple[str, int]
 OLD, AGAIN, STORE = "old", "again", "store"
 AGAIN_S, UNREAD_S = 10.0, 60.0
-UNREAD = f"its ticket was not taken from the worker's Celery queue within {UNREAD_S:g} s"
+UNREAD = (
+    f"its message was not taken from the worker's Celery queue within {UNREAD_S:g} s: server and worker need "
+    "the same CELERY_BROKER_URL"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,13 @@ class Tickets:
 
     def again(self, now: float) -> list[Attempt]:
         """Send tickets again that may be lost; return the attempts that nobody will take."""
-        unread = [key for key, sent in self._sent.items() if now - sent.first_at > UNREAD_S]
+        waiting = {key: sent for key, sent in self._sent.items() if key not in self.redeemed}
+        unread = [key for key, sent in waiting.items() if now - sent.first_at > UNREAD_S]
         for key in unread:
             del self._sent[key]
             self.redeemed.add(key)  # it is given back: from now on its ticket is void
-        for key, sent in list(self._sent.items()):
-            if now - sent.last_at > AGAIN_S:
+        for key, sent in waiting.items():
+            if key not in unread and now - sent.last_at > AGAIN_S:
                 self._send(key, sent._replace(last_at=now))
         return unread
 
@@ -64,8 +68,15 @@ class Tickets:
         if key in self.redeemed:
             return AGAIN
         self.redeemed.add(key)
-        self._sent.pop(key, None)
         return ""
+
+    def delivered(self, key: Attempt) -> None:
+        """The worker was sent the assignment: its ticket need not be sent again."""
+        self._sent.pop(key, None)
+
+    def take_back(self, key: Attempt) -> None:
+        """The store did not answer when a ticket was redeemed: it counts when it comes again."""
+        self.redeemed.discard(key)
 
     def ended(self, key: Attempt) -> None:
         self.redeemed.discard(key)
