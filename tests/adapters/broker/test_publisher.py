@@ -20,7 +20,7 @@ def test_ticket_has_no_parameters_and_is_json() -> None:
     sender.start()
     sender.publish("gpu1", Ticket("a" * 32, 3, 7), "echo")
     connection = Connection("memory://")  # type: ignore[no-untyped-call]
-    with connection, connection.SimpleQueue(queue_for("gpu1")) as queue:
+    with connection, connection.SimpleQueue(queue_for("gpu1")) as queue:  # type: ignore[no-untyped-call]
         message = queue.get(timeout=PATIENCE_S)
         message.ack()
     sender.close()

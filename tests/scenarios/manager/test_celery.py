@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,15 +13,18 @@ from typing import Any
 
 import aiohttp
 import pytest
+import redis
 from celery import Celery
 
 from controlplane.cluster import free_port
 from gpu_orchestrator.adapters import settings
 from gpu_orchestrator.adapters.broker import config
 from gpu_orchestrator.adapters.broker.address import broker_of
+from gpu_orchestrator.adapters.store.valkey.embedded import embedded
 from gpu_orchestrator.api.tickets import INFERENCE, MANAGEMENT, queue_of
 from tests.support import documents
 from tests.support.fleet import Fleet, eventually, fleet
+from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.workers import CELERY, compiled
 
@@ -115,8 +119,23 @@ async def test_celery_shows_tasks_and_can_revoke_them(manager: Fleet, tmp_path: 
     assert await asyncio.to_thread(worker.process.wait, PATIENCE_S) == 0
 
 
-async def test_broker_starts_nothing_that_the_ledger_does_not_have(manager: Fleet, tmp_path: Path) -> None:
-    """A message in pickle, tickets for other attempts, and the same ticket again."""
+@pytest.fixture
+async def confined(tmp_path: Path) -> AsyncIterator[Fleet]:
+    """Run a manager whose broker is another store, with the user of docs/celery.md."""
+    (rules,) = re.findall("^ACL SETUSER fleet (.*)$", (ROOT / "docs" / "celery.md").read_text(), re.MULTILINE)
+    async with embedded(tmp_path / "broker") as broker:
+        with redis.Redis(unix_socket_path=str(broker.socket)) as administrator:
+            await asyncio.to_thread(administrator.execute_command, "ACL", "SETUSER", "fleet", *rules.split())
+            url = f"redis+socket://fleet:PASSWORD@{broker.socket}"
+            async with fleet(tmp_path / "manager", EXECUTOR="celery", CELERY_BROKER_URL=url) as running:
+                yield running
+            assert await asyncio.to_thread(administrator.acl_log) == []
+
+
+async def test_broker_starts_nothing_that_the_ledger_does_not_have(confined: Fleet, tmp_path: Path) -> None:
+    """A message in pickle, tickets for other attempts, and the same ticket again. The broker's user may use
+    nothing but Celery's part of it."""
+    manager = confined
     worker = await manager.worker("gpu1", "--max-concurrent", "2", *APPENDS)
     app, gate, runs, trap = client_of(manager), tmp_path / "gate", tmp_path / "runs", tmp_path / "trap"
     arguments = {"path": str(runs), "gate": str(gate)}
