@@ -68,7 +68,7 @@ async def test_task_waits_while_nothing_is_taken(peer: Peer, new_worker: NewWork
     assert peer.values("t") == ["x" * 1000] * 2000
 
 
-async def test_task_that_waits_can_be_cancelled(peer: Peer, new_worker: NewWorker) -> None:
+async def test_task_that_waits_can_be_ended(peer: Peer, new_worker: NewWorker) -> None:
     new_worker(*FUNCTIONS)
     await peer.receive(session.Hello)
     peer.takes = False
@@ -81,21 +81,13 @@ async def test_task_that_waits_can_be_cancelled(peer: Peer, new_worker: NewWorke
     await peer.receive(session.Values, "ends")
     await peer.send(session.Cancel("ends", 1, 60.0))
     await peer.receive(session.Cancelled, "ends")
-
-
-async def test_soft_limit_ends_a_task_that_waits(peer: Peer, new_worker: NewWorker) -> None:
-    new_worker(*FUNCTIONS)
-    await peer.receive(session.Hello)
-    peer.takes = False
-    await peer.assign(
-        "t", "python", python("yields", count=2000, size=1000), soft_limit_s=0.5, timeout_s=60.0
-    )
-    await peer.receive(session.Started, "t")
-    await peer.until(lambda: sent_bytes(peer, "t") > MOST_AHEAD * 0.9 or None)
+    limits = {"soft_limit_s": 0.5, "timeout_s": 60.0}
+    await peer.assign("late", "python", python("yields", count=2000, size=1000), **limits)
+    await peer.until(lambda: sent_bytes(peer, "late") > MOST_AHEAD * 0.9 or None)
     await asyncio.sleep(0.6)  # the limit is the worker's own
     peer.takes = True
-    await peer.send(session.Taken("t", 1, 0, later=True))
-    failed = await peer.receive(session.Failed, "t")
+    await peer.send(session.Taken("late", 1, 0, later=True))
+    failed = await peer.receive(session.Failed, "late")
     assert failed.error.type == "SoftLimitReached"
 
 

@@ -7,6 +7,7 @@ The event routes call this; the events come from `events/event_feed.py`.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import structlog
 from starlette.responses import Response
@@ -19,6 +20,7 @@ from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.events.encoding import Batch
 from gpu_orchestrator.apps.manager.events.event_feed import Feed, WatchEnded, Watcher
 from gpu_orchestrator.apps.manager.http.responses import done_before, until_disconnected
+from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters
 
 log = structlog.get_logger()
 
@@ -64,6 +66,23 @@ class ServerSent(Response):
         async for frames in self._frames(watcher):
             async with asyncio.timeout(SEND_TIMEOUT_S):
                 await send({"type": "http.response.body", "body": frames, "more_body": True})
+
+
+async def until_more(
+    waiters: CompletionWaiters, task: str, watcher: Watcher, news: asyncio.Event, seconds: float
+) -> None:
+    """Wait for news of what a task says, for its end, or until the watcher must leave; at most so long."""
+    ended = waiters.join(task)
+    waiting: list[asyncio.Future[Any]] = [
+        asyncio.ensure_future(news.wait()),
+        asyncio.ensure_future(watcher.ended.wait()),
+    ]
+    try:
+        await asyncio.wait([*waiting, ended], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiters.leave(task, ended)
+        for each in waiting:
+            each.cancel()
 
 
 class EventStream(ServerSent):

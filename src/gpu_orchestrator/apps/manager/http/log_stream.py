@@ -6,7 +6,6 @@ follows when the task has ended and all of its log was sent.
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
 
@@ -16,7 +15,7 @@ from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.manager import errors, task_schema
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.events.event_feed import WatchEnded, Watcher
-from gpu_orchestrator.apps.manager.http.event_streams import KEEPALIVE_S, ServerSent
+from gpu_orchestrator.apps.manager.http.event_streams import KEEPALIVE_S, ServerSent, until_more
 from gpu_orchestrator.apps.manager.manager import Manager
 
 PART_BYTES = 64 << 10
@@ -78,27 +77,13 @@ class LogStream(ServerSent):
                 if part.text:
                     await asyncio.sleep(GATHER_S if len(part.text) < PART_BYTES / 2 else 0)
                 else:
-                    await self._more(watcher, news, pause_s)
+                    await until_more(self._manager.waiters, self._name, watcher, news, pause_s)
                     quiet_s, pause_s = quiet_s + pause_s, min(pause_s * SLOWER, LATER_S)
                 if watcher.end_reason:
                     raise WatchEnded(watcher.end_reason)
                 if quiet_s >= KEEPALIVE_S:
                     quiet_s = 0.0
                     yield b": nothing new\n\n"
-
-    async def _more(self, watcher: Watcher, news: asyncio.Event, seconds: float) -> None:
-        """Wait for more text, for the end of the task, or until this client must leave."""
-        ended = self._manager.waiters.join(self._name)
-        waiting: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(news.wait()),
-            asyncio.ensure_future(watcher.ended.wait()),
-        ]
-        try:
-            await asyncio.wait([*waiting, ended], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._manager.waiters.leave(self._name, ended)
-            for each in waiting:
-                each.cancel()
 
 
 def _end(status: str) -> bytes:

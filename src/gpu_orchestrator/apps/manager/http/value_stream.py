@@ -8,7 +8,6 @@ all its values were sent. After SEGMENT_BYTES, or when the task waits for a read
 task back without losing what is on its way.
 """
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,7 +20,7 @@ from gpu_orchestrator.api import task
 from gpu_orchestrator.apps.manager import errors, task_schema
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.events.event_feed import WatchEnded, Watcher
-from gpu_orchestrator.apps.manager.http.event_streams import KEEPALIVE_S, ServerSent
+from gpu_orchestrator.apps.manager.http.event_streams import KEEPALIVE_S, ServerSent, until_more
 from gpu_orchestrator.apps.manager.manager import Manager
 
 PART_BYTES = 64 << 10
@@ -96,27 +95,13 @@ class ValueStream(ServerSent):
                     yield _event("more", {})
                     return
                 if not lines.text and not lines.missed:
-                    await self._more(watcher, news, pause_s)
+                    await until_more(self._manager.waiters, self._name, watcher, news, pause_s)
                     quiet_s, pause_s = quiet_s + pause_s, min(pause_s * SLOWER, LATER_S)
                 if watcher.end_reason:
                     raise WatchEnded(watcher.end_reason)
                 if quiet_s >= KEEPALIVE_S:
                     quiet_s = 0.0
                     yield b": nothing new\n\n"
-
-    async def _more(self, watcher: Watcher, news: asyncio.Event, seconds: float) -> None:
-        """Wait for more values, for the end of the task, or until this client must leave."""
-        ended = self._manager.waiters.join(self._name)
-        waiting: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(news.wait()),
-            asyncio.ensure_future(watcher.ended.wait()),
-        ]
-        try:
-            await asyncio.wait([*waiting, ended], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._manager.waiters.leave(self._name, ended)
-            for each in waiting:
-                each.cancel()
 
 
 def _values(at: Place, lines: Lines) -> bytes:

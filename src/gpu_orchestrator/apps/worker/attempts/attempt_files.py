@@ -5,6 +5,7 @@ cannot change. What it leaves it puts into a part of its own; the agent may have
 it follows no link there and sends nothing but a file of the task's own."""
 
 import asyncio
+import fcntl
 import os
 import shutil
 import stat
@@ -32,6 +33,7 @@ TRIES, PAUSE_S = 5, 0.5
 AT_ONCE = 4
 """Files that are moved at once, of all attempts of this worker."""
 PIECE = 256 << 10
+NAMED, LOCK = "gpu-orchestrator-files-", "lock"
 LEAVE_FREE = 20
 """Leave a twentieth of the disk to others."""
 
@@ -61,12 +63,19 @@ class AttemptFiles:
     def __init__(self, agent: FileCallbacks) -> None:
         self._agent = agent
         self._base: Path | None = None
+        self._lock: BinaryIO | None = None
         self._folders: dict[Key, Path] = {}
         self._work = BackgroundTasks()
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     def asked(self, frame: frames.Wants | frames.Leaves, tell: Tell) -> None:
-        self._work.start(self._in_turn(frame, tell))
+        key = (frame.task, frame.attempt)
+        try:
+            self._folder(key)
+        except OSError as error:
+            tell(frames.Got(*key, frame.number, error=f"the worker has no room for files: {error}"))
+        else:
+            self._work.start(self._in_turn(frame, tell))
 
     def ended(self, key: Key) -> None:
         folder = self._folders.pop(key, None)
@@ -80,17 +89,21 @@ class AttemptFiles:
     def close(self) -> None:
         if self._base is not None:
             _remove(self._base)
+        if self._lock is not None:
+            self._lock.close()
 
     async def _in_turn(self, frame: frames.Wants | frames.Leaves, tell: Tell) -> None:
         async with self._turns:
             await self._answer(frame, tell)
 
     async def _answer(self, frame: frames.Wants | frames.Leaves, tell: Tell) -> None:
+        """Do what a task asks, and tell it; nothing to a task that has ended."""
         key = (frame.task, frame.attempt)
         error, lasting = "", False
         for attempt in range(TRIES):
+            if (folder := self._folders.get(key)) is None:
+                return None  # it has ended meanwhile
             try:
-                folder = self._folder(key)
                 if isinstance(frame, frames.Leaves):
                     kept = await self._sent(frame, folder / "out")
                     return tell(frames.Got(*key, frame.number, file=kept.file_id, size=kept.bytes))
@@ -105,15 +118,17 @@ class AttemptFiles:
                 log.exception("a file of a task could not be moved", task_id=frame.task)
                 error = f"{type(defect).__name__}: {defect}"
                 break
-            if key not in self._folders:
-                break
             await asyncio.sleep(PAUSE_S * 2**attempt)
         return tell(frames.Got(*key, frame.number, error=error, lasting=lasting))
 
     def _folder(self, key: Key) -> Path:
         if self._base is None:
-            self._base = Path(tempfile.mkdtemp(prefix="gpu-orchestrator-files-"))
-            self._base.chmod(0o711)
+            remove_stale()
+            new = Path(tempfile.mkdtemp(prefix=f"new-{NAMED}"))
+            new.chmod(0o711)
+            self._lock = (new / LOCK).open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._base = new.rename(new.with_name(new.name.removeprefix("new-")))  # its lock is held by now
         folder = self._folders.get(key)
         if folder is None:
             folder = self._folders[key] = self._base / token_hex(16)
@@ -171,6 +186,19 @@ class AttemptFiles:
             os.close(number)
             raise Refused("what the task leaves is not a file of its own")
         return open(number, "rb")
+
+
+def remove_stale() -> None:
+    """Remove what agents left that were killed. One that lives holds the lock in its folder."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{NAMED}*"):
+        try:
+            if folder.lstat().st_uid != os.geteuid() or folder.is_symlink():
+                continue
+            with (folder / LOCK).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # it is in use, or is just being made
+            continue
+        _remove(folder)
 
 
 def _of(frame: frames.Wants | frames.Leaves) -> str:

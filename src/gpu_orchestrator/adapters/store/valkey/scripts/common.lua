@@ -210,6 +210,16 @@ end
 -- What is behind the id of a task in the name of its values, among the names of logs.
 local VALUES = '.values'
 
+-- Return, by bisection, the place of the first entry of a log that ends after this.
+local function first_log_entry(key, after)
+  local low, high = 0, after == 0 and 0 or redis.call('LLEN', key) - 1
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if log_entry(redis.call('LINDEX', key, middle)).at > after then high = middle else low = middle + 1 end
+  end
+  return low
+end
+
 -- About what an entry of a log costs beside its text, and what a log costs beside its entries.
 local LOG_ENTRY, LOG_BASE = 64, 320
 

@@ -6,17 +6,7 @@ local key = P .. 'log:' .. id
 local row = redis.call('HMGET', P .. 't:' .. id, 'state', 'tenant', 'attempt', 'log')
 local ends = log_entry(last_log_entry(id, row[4])).at
 
--- Return, by bisection, the number of the first entry that ends after the position.
-local function first()
-  local low, high = 0, after == 0 and 0 or redis.call('LLEN', key) - 1
-  while low < high do
-    local middle = math.floor((low + high) / 2)
-    if log_entry(redis.call('LINDEX', key, middle)).at > after then high = middle else low = middle + 1 end
-  end
-  return low
-end
-
-local entries, size, from = {}, 0, ends > after and first() or 0
+local entries, size, from = {}, 0, ends > after and first_log_entry(key, after) or 0
 while ends > after and size < most do
   local page = redis.call('LRANGE', key, from, from + 19)
   for _, item in ipairs(page) do

@@ -28,19 +28,9 @@ end
 
 if reader ~= '' and row[1] and not ENDS[row[1]] and row[2] == owner then note_reader() end
 
--- Return, by bisection, the place of the first entry that ends after the number.
-local function first()
-  local low, high = 0, after == 0 and 0 or redis.call('LLEN', key) - 1
-  while low < high do
-    local middle = math.floor((low + high) / 2)
-    if log_entry(redis.call('LINDEX', key, middle)).at > after then high = middle else low = middle + 1 end
-  end
-  return low
-end
-
 local refused = string.match(redis.call('HGET', P .. 'reading:' .. id, '') or '', '%d+$')
 local is_refused = refused and NOW - tonumber(refused) < LATELY_MS
-local entries, size, from = {}, 0, ends > after and first() or 0
+local entries, size, from = {}, 0, ends > after and first_log_entry(key, after) or 0
 while ends > after and size < most do
   local item = redis.call('LINDEX', key, from)
   if not item then break end
