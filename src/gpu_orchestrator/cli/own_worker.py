@@ -8,6 +8,7 @@ running --ended by itself--> waiting (1 s, 2 s, … 30 s) --> running
 import asyncio
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from gpu_orchestrator.adapters.broker.address import OF_SETTINGS
 from gpu_orchestrator.adapters.parent_death import end_with_parent
 from gpu_orchestrator.adapters.setting_names import OF_MODELS
 from gpu_orchestrator.adapters.settings import env_file_values
@@ -99,25 +101,47 @@ class OwnWorker:
             await self._process.wait()
 
     async def _start(self) -> asyncio.subprocess.Process:
-        host, folder = self._host, self._log.parent
+        by_celery = self._host.settings.executor == "celery"
         with self._opened_log() as log:
             # -P: a random.py in the current folder must not take the place of Python's own.
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "gpu_orchestrator", "worker"),
-                *("--server", host.server.url, "--name", self.name),
-                *("--drain-s", f"{DRAIN_S:g}", "--max-concurrent", str(self._max_concurrent)),
-                *("--simulation", str(folder / "gpus")),
-                *(("--simulate", self._simulate) if self._simulate else ()),
-                *(word for app in self._apps for word in ("--app", app)),
-                *(word for model in self._models for word in ("--model", model)),
-                *(("--v", "1") if host.settings.log_level == "DEBUG" else ()),
-                env=self._environment(),
+                *(sys.executable, "-P", "-m"),
+                *(
+                    self._as_celery_worker()
+                    if by_celery
+                    else ("gpu_orchestrator", "worker", *self._options())
+                ),
+                env=self._environment() | (self._of_celery() if by_celery else {}),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
             )
+
+    def _options(self) -> list[str]:
+        host, folder = self._host, self._log.parent
+        return [
+            *("--server", host.server.url, "--name", self.name),
+            *("--drain-s", f"{DRAIN_S:g}", "--max-concurrent", str(self._max_concurrent)),
+            *("--simulation", str(folder / "gpus")),
+            *(("--simulate", self._simulate) if self._simulate else ()),
+            *(word for app in self._apps for word in ("--app", app)),
+            *(word for model in self._models for word in ("--model", model)),
+            *(("--v", "1") if host.settings.log_level == "DEBUG" else ()),
+        ]
+
+    def _as_celery_worker(self) -> tuple[str, ...]:
+        return ("celery", "-A", "gpu_orchestrator.workers", "worker", "-n", f"{self.name}@%h", "-l", "INFO")
+
+    def _of_celery(self) -> dict[str, str]:
+        """Return the options of the worker, and the settings that say where Celery's broker is."""
+        names = [name.upper() for name in OF_SETTINGS]
+        broker = {name: os.environ[name] for name in names if name in os.environ}
+        return broker | {
+            "DATA_DIR": self._host.settings.data_dir,
+            "GPU_ORCHESTRATOR_WORKER_OPTIONS": shlex.join(self._options()),
+        }
 
     def _environment(self) -> dict[str, str]:
         """Pass the token by the environment: every user could read it on a command line. Of the manager's

@@ -1,6 +1,7 @@
 """Celery workers: what Celery's own tools show and do, and what the broker cannot make a worker do."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -17,12 +18,13 @@ import redis
 from celery import Celery
 
 from controlplane.cluster import free_port
+from gpu_orchestrator import AsyncClient
 from gpu_orchestrator.adapters import settings
 from gpu_orchestrator.adapters.broker import config
 from gpu_orchestrator.adapters.broker.address import broker_of
 from gpu_orchestrator.adapters.store.valkey.embedded import embedded
 from gpu_orchestrator.api.tickets import INFERENCE, MANAGEMENT, queue_of
-from tests.support import documents
+from tests.support import documents, warm
 from tests.support.fleet import Fleet, eventually, fleet
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
@@ -172,6 +174,32 @@ class Trap:
 
     def __reduce__(self) -> Any:
         return os.mkdir, (self.path,)
+
+
+async def test_up_has_a_worker_of_celery(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    env = {**compiled(), "EXECUTOR": "celery", "API_PORT": str(free_port()), "DATA_DIR": str(data)}
+    command = [warm.PROGRAM, "up", "--quiet", "--simulate", "1", "--max-concurrent", "2"]
+    with (tmp_path / "log").open("wb") as log:
+        process = warm.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=log)
+
+    async def is_up() -> bool:
+        return (data / "client.json").exists()
+
+    try:
+        await eventually(is_up, PATIENCE_S)
+        async with AsyncClient(**access(data)) as client:
+            handle = await client.submit("echo", {"by": "celery"})
+            assert await handle.result(PATIENCE_S) == {"by": "celery"}
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(process.wait, PATIENCE_S)
+    assert f"Task {INFERENCE}" in (data / "worker.log").read_text()
+
+
+def access(data: Path) -> dict[str, Any]:
+    known = json.loads((data / "client.json").read_text())
+    return {"url": known["url"], "key": known["key"]}
 
 
 async def test_documented_fleet_runs(tmp_path: Path) -> None:
