@@ -385,3 +385,16 @@ def test_stopped_schedule_says_why_below() -> None:
     assert "0 3 * * * (Europe/Berlin)" in lines[1]
     assert "the key k1, with which it was added, was revoked" in "\n".join(lines[2:])
     assert max(map(len, lines)) <= 70
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"status": "queued", "queue_position": 2, "reason": "no room"}, "#2: no room; expires in 5m"),
+        ({"status": "scheduled", "reason": "waits for task a"}, "waits for task a; expires in 5m"),
+        ({"status": "running", "progress": "half"}, "half"),
+        ({"status": "completed"}, ""),
+    ],
+)
+def test_waiting_task_says_when_it_expires(more: dict[str, Any], said: str) -> None:
+    assert task_rows.detail(task(**more, expires="2026-11-16T12:05:00.000Z"), NOW) == said

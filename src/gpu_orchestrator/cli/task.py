@@ -184,6 +184,8 @@ def explain(task_id: TaskId, /, *, json_: AsJson = False, server: Server = HERE)
         for device in worker["devices"]
     ]
     output.say(lines(verdict(answer)))
+    if until := task_rows.expiry(answer, datetime.now(UTC)):
+        output.say(lines(f"it {until} if it has not begun by then"))
     if answer["status"] in task_rows.FINAL:
         if place := task_rows.last_place(answer):
             output.say(lines(f"it last ran {place}"))

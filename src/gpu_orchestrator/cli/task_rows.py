@@ -16,6 +16,7 @@ Task = Mapping[str, Any]
 Field = Callable[[Task], object]
 FINAL = frozenset({"completed", "failed", "cancelled", "dead"})
 FAILED = frozenset({"failed", "dead"})
+WAITING = frozenset({"scheduled", "queued"})
 COUNT = re.compile(r"^0/[1-9]\d* workers fit: ")
 """What a reason begins with, left out in lists: the room is for what comes after it."""
 TASK = Column("TASK")
@@ -46,10 +47,13 @@ def table(
             (Column("OWNER", 8, below=True), lambda each: each.get("owner")),
             (Column("LABELS", 8, below=True), lambda each: labels(each.get("labels") or {})),
             (Column("PROGRESS", 2, free=True, below=True), _progress),
-            (Column("REASON", 2, free=True, below=True), reason),
+            (
+                Column("REASON", 2, free=True, below=True),
+                lambda each: _joined(reason(each), expiry(each, now)),
+            ),
         ]
     else:
-        columns.append((Column("DETAIL", 2, free=True, below=True), detail))
+        columns.append((Column("DETAIL", 2, free=True, below=True), lambda each: detail(each, now)))
     return [column for column, _ in columns], [[field(each) for _, field in columns] for each in tasks]
 
 
@@ -178,16 +182,26 @@ def reason(task: Task) -> str:
     return COUNT.sub("", str(task.get("reason") or ""))
 
 
-def detail(task: Task) -> str:
-    """Return what matters most: how far it is, or its place in the queue and why it waits, or how it
-    failed."""
+def expiry(task: Task, now: datetime) -> str:
+    """Return when a task that waits is given up; empty for any other."""
+    at = times.parse(task.get("expires")) if task["status"] in WAITING else None
+    return f"expires {times.ago(at, now)}" if at else ""
+
+
+def detail(task: Task, now: datetime) -> str:
+    """Return what matters most: how far it is, or its place in the queue, why it waits and until when, or how
+    it failed."""
     position = task.get("queue_position")
-    said = str(_progress(task) or "") or reason(task)
+    said = _joined(str(_progress(task) or "") or reason(task), expiry(task, now))
     return (f"#{position}: {said}" if said else f"#{position} in the queue") if position else said
 
 
 def labels(given: Mapping[str, str]) -> str:
     return ",".join(f"{name}={value}" for name, value in sorted(given.items()))
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
 
 
 def _progress(task: Task) -> object:

@@ -289,3 +289,5 @@ class Explanation(Answer, frozen=True):
     workers: list[WorkerVerdict]
     last_worker: str | None
     last_devices: list[TaskDevice]
+    expires: str | None = None
+    """When it ends if it still waits then."""

@@ -120,7 +120,7 @@ async def test_task_waits_for_its_time_and_another_expires(site: Site) -> None:
     worker = await site.join(max_concurrent=1)
     first = await site.submit(resources={"gpus": 0})
     assert (await worker.take()).task == first
-    status, accepted = await site.call("POST", "/tasks", {**_body(), "not_before": "1s"})
+    status, accepted = await site.call("POST", "/tasks", {**_body(), "not_before": "1s", "expires": "1h"})
     assert (status, accepted["status"]) == (202, "scheduled")
     later = accepted["task_id"]
     shown = await site.task(later)
@@ -128,6 +128,8 @@ async def test_task_waits_for_its_time_and_another_expires(site: Site) -> None:
     assert shown["reason"] == f"not before {shown['not_before']}"
     explained = (await site.call("GET", f"/tasks/{later}/explain"))[1]
     assert explained["reason"] == shown["reason"]
+    assert explained["expires"]
+    assert explained["expires"] == shown["expires"]
     _, listed = await site.call("GET", "/tasks?status=scheduled")
     assert [each["task_id"] for each in listed["tasks"]] == [later]
 

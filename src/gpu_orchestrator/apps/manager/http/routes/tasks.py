@@ -218,6 +218,7 @@ async def explain_task(request: Request, task_id: str) -> Response:
         else await explain.verdicts(wanted.shape, cluster.copy(), workers, named=not owner),
         last_worker=row.get("worker") or None,
         last_devices=views.devices(row),
+        expires=views.when(row.get("expires")) if row["state"] in task.WAITING else None,
     )
     return json_response(explanation)
 
