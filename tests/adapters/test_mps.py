@@ -50,7 +50,7 @@ async def test_daemon_that_says_much_is_heard_to_the_end(tmp_path: Path) -> None
     talker = tmp_path / "talker"
     talker.write_text(
         "#!/bin/sh\nfor number in $(seq 20000); do echo client $number connected; done\n"
-        'touch "$CUDA_MPS_PIPE_DIRECTORY/control"; echo that was all; exec sleep 600\n'
+        'echo that was all; touch "$CUDA_MPS_PIPE_DIRECTORY/control"; exec sleep 600\n'
     )
     talker.chmod(0o755)
     daemon = MpsDaemon(str(talker), {"PATH": "/usr/bin:/bin"})

@@ -24,7 +24,8 @@ from tests.support.scale import Scale
 from tests.support.scheduler_stage import Stage
 
 NewOperator = Callable[..., Operator]
-CUT_OFF = "ignore:Exception ignored in. <(socket|asyncio|_Selector):pytest.PytestUnraisableExceptionWarning"
+UNRAISABLE = "pytest.PytestUnraisableExceptionWarning"
+CUT_OFF = f"ignore:Exception ignored in. <(function )?(socket|asyncio|_Selector):{UNRAISABLE}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

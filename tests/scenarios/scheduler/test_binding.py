@@ -217,7 +217,7 @@ UNFIT: dict[str, tuple[Json, str]] = {
     ),
     "strategy": ({"strategy": "leastload"}, "unknown strategy 'leastload'; did you mean 'leastLoaded'?"),
     "number": ({"gpus": "many"}, "gpu.scheduling/gpus is 'many'; write a number from 1 to 64"),
-    "gang": ({"annotations": {"gpu.scheduling/gang": "g"}}, "a gang (gpu.scheduling/gang)"),
+    "gang": ({"annotations": {"gpu.scheduling/gang": "g"}}, "gang g has no size; add the annotation"),
     "nothing": ({}, "asks for no GPU; add one of the annotations"),
 }
 

@@ -33,10 +33,8 @@ def test_gang_starts_whole_or_not_at_all(stage: Stage, figure: Callable[[str], N
     stage.gpu_nodes(3, gpus=8)
     stage.scheduler(releaseSeconds=1)
     stage.create(*members("four", 4))
-    said = (
-        "gang {}/four: 3 of 4 members fit together; for the next one 0/3 nodes fit: 3 have fewer than 8 free"
-    )
-    stage.wait_event("four-0", said.format(stage.namespace))
+    few = f"gang {stage.namespace}/four: 3 of 4 members fit together; for the next one 0/"
+    stage.wait_event("four-0", few)
     assert stage.leases() == {}
     stage.create(*members("two", 2))
     assert set(stage.wait_bound("two-0", "two-1")) == {"two-0", "two-1"}
