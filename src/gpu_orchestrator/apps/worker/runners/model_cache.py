@@ -134,7 +134,7 @@ class ModelCache:
             runner.copy = ModelCopy(name, next(self._numbers))
         self._hits += (is_known := runner.copy.is_asked)
         self._misses += not is_known
-        runner.copy.is_asked = True
+        runner.copy.is_asked, runner.copy.reserved_mib = True, attempt.assign.memory_mib
         return not is_known
 
     def task_begins(self, copy: ModelCopy, attempt: Attempt) -> None:

@@ -94,6 +94,8 @@ class Reporter:
         if reading.uuid not in runner.devices:
             return 0
         held = reading.held_by(runner.pids())
+        if not runner.queue and runner.copy is not None and not runner.copy.is_loaded:
+            return max(runner.copy.reserved_mib - held, 0)  # it is loaded ahead
         if not runner.queue:
             return -held if self._pool.is_served_by(attempt, runner) else 0
         return max(runner.queue[0].assign.memory_mib - held, 0)
