@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_orchestrator.adapters.gpus import memory
-from gpu_orchestrator.apps.worker.runners.held_model import Model
-from gpu_orchestrator.apps.worker.task import Task
+from gpu_orchestrator.apps.worker.task import Model, Task
 
 
 class Sized:

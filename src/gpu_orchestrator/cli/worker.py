@@ -146,6 +146,7 @@ def run(
     from gpu_orchestrator.apps.worker import main
     from gpu_orchestrator.apps.worker.frames import Options
     from gpu_orchestrator.apps.worker.handlers import importable
+    from gpu_orchestrator.apps.worker.handlers.find import installed_models
     from gpu_orchestrator.apps.worker.runners.mps import find_program
     from gpu_orchestrator.apps.worker.session.connection import NotWanted
     from gpu_orchestrator.apps.worker.settings import CacheRules, Settings
@@ -173,7 +174,7 @@ def run(
                     _headers(_pairs("upstream-header", upstream_header)),
                     allow_command,
                     importable.tasks_of(app, user),
-                    _pairs("model", model),
+                    installed_models() | _pairs("model", model),
                 ),
                 cache=CacheRules(
                     model_cache_size,
@@ -193,7 +194,7 @@ def run(
             if settings.sharing == session.MPS:
                 find_program()
             importable.check(settings.options.functions, user)
-            importable.check_models(settings.options.models, user)
+            importable.check_models(_pairs("model", model), user)
             gpus = find(simulate, simulation or _kept(user) / settings.name, user, devices_file)
             slots = max(len(gpus.devices()), 1) if max_concurrent is None else max_concurrent
             shared = processes or min(slots, os.cpu_count() or 1)

@@ -44,6 +44,9 @@ back the same way until the manager acknowledges it. Read the modules in this or
   handlers/vram             task type `vram`: allocates, fills, checks and frees device memory
   handlers/function         task types of `--app`: functions that are decorated with `@task`
   handlers/python           task type `python`: calls a function that the operator registered
+  handlers/text_generation  task type `text_generation`: a language model of transformers, if installed
+  handlers/embedding        task type `embedding`: vectors of texts, likewise
+  handlers/torch_device     what these two share: local weights, and where they go
   handlers/http             task type `http`: forwards the task to a server beside the worker
   handlers/command          task type `command`: runs a program; off by default
   task                      what a handler receives: the task, its progress and its cancellation

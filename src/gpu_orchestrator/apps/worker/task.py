@@ -7,6 +7,8 @@ function may be one, too: what it yields is sent, and what it returns is the res
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -142,3 +144,29 @@ def _written(value: Any) -> bytes:
     if is_too_deep(written):
         raise ValueTooLarge(f"a value that was sent is nested deeper than {DEEPEST}; make it flatter")
     return written.replace(b"\n", b" ") if b"\n" in written else written
+
+
+class LoadFailed(Exception):
+    """The model cannot be loaded here; another attempt would end the same."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What `load` receives. `path` is where the weights are, empty if the registry names none; `memory_mib`
+    is reserved on each device, 0 for all of it."""
+
+    name: str
+    path: str
+    memory_mib: int
+    raw_options: bytes
+    key: tuple[str, int]
+    output: Sink
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """The operator's options of this model, as the registry has them."""
+        return msgspec.json.decode(self.raw_options, type=dict[str, Any])
+
+    def progress(self, line: str) -> None:
+        """Add a line to the log of the task that waits for the load."""
+        self.output.write_line(self.key, line)

@@ -14,6 +14,14 @@ FUNCTION = "gpu_orchestrator.apps.worker.handlers.function:handle"
 Handler = Callable[[Task], Any]
 
 
+MODELS = "gpu_orchestrator.models"
+"""Entry points of other packages whose objects are classes that load models."""
+ON_TRANSFORMERS = {
+    "text_generation": "gpu_orchestrator.apps.worker.handlers.text_generation:TextGeneration",
+    "embedding": "gpu_orchestrator.apps.worker.handlers.embedding:Embedding",
+}
+
+
 class UnknownTaskType(LookupError):
     pass
 
@@ -26,6 +34,17 @@ def installed() -> dict[str, str]:
     from importlib.metadata import entry_points
 
     return {point.name: point.value for point in entry_points(group=GROUP)}
+
+
+@cache
+def installed_models() -> dict[str, str]:
+    """Return `task type -> module:class` of the classes that load models: of other packages, and ours where
+    what they need is installed. Neither is imported."""
+    from importlib.metadata import entry_points
+    from importlib.util import find_spec
+
+    ours = ON_TRANSFORMERS if find_spec("torch") and find_spec("transformers") else {}
+    return ours | {point.name: point.value for point in entry_points(group=MODELS)}
 
 
 def task_types(options: Options) -> tuple[str, ...]:

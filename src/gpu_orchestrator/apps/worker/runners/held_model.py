@@ -6,41 +6,12 @@ task, and `run` for each. The memory is freed because the process ends, whatever
 
 import os
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import import_module
 from time import monotonic
 from typing import Any, Protocol
 
-import msgspec
-
 from gpu_orchestrator.apps.worker.frames import Load
-from gpu_orchestrator.apps.worker.task import Sink, Task
-
-
-class LoadFailed(Exception):
-    """The model cannot be loaded here; another attempt would end the same."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """What `load` receives. `path` is where the weights are, empty if the registry names none; `memory_mib`
-    is reserved on each device, 0 for all of it."""
-
-    name: str
-    path: str
-    memory_mib: int
-    raw_options: bytes
-    key: tuple[str, int]
-    output: Sink
-
-    @cached_property
-    def options(self) -> dict[str, Any]:
-        """The operator's options of this model, as the registry has them."""
-        return msgspec.json.decode(self.raw_options, type=dict[str, Any])
-
-    def progress(self, line: str) -> None:
-        """Add a line to the log of the task that waits for the load."""
-        self.output.write_line(self.key, line)
+from gpu_orchestrator.apps.worker.task import LoadFailed, Model, Sink, Task
 
 
 class Handler(Protocol):

@@ -23,7 +23,14 @@ from gpu_orchestrator.apps.worker.runners import device_errors, failure, held_mo
 from gpu_orchestrator.apps.worker.runners.files import Files
 from gpu_orchestrator.apps.worker.runners.output import OWN_THREAD, Key, Output
 from gpu_orchestrator.apps.worker.runners.values import Values
-from gpu_orchestrator.apps.worker.task import LARGEST_RESULT, Cancelled, SoftLimitReached, Task, Temporary
+from gpu_orchestrator.apps.worker.task import (
+    LARGEST_RESULT,
+    Cancelled,
+    LoadFailed,
+    SoftLimitReached,
+    Task,
+    Temporary,
+)
 
 
 class ResultTooLarge(ValueError):
@@ -158,7 +165,7 @@ class Runner:
         self._output.write_line((load.task, load.attempt), failure.text_of(error).rstrip("\n"))
         said = failure.message_of(error, found.advice)
         what = f"model {load.model!r} could not be loaded"
-        is_ours = isinstance(error, held_model.LoadFailed)
+        is_ours = isinstance(error, LoadFailed)
         return frames.Erred(
             load.task,
             load.attempt,
