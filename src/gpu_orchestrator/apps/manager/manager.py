@@ -174,6 +174,7 @@ class Manager:
             ended=self.waiters.ended,
             keys=self.key_sync.wake,
             models=self.model_sync.wake,
+            values=self.task_values.followers.wake,
         )
         await self.key_sync.refresh()
         await self.model_sync.refresh()

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,7 @@ from gpu_orchestrator.apps.manager.tasks import task_values
 from tests.apps.manager.conftest import NewSite, Site
 from tests.apps.manager.events.test_event_feed import key_of
 from tests.apps.manager.http.test_logs import FOLLOW, Follower, began
+from tests.support import stores
 from tests.support.scripted_worker import ScriptedWorker
 
 pytestmark = pytest.mark.real
@@ -170,6 +172,21 @@ async def test_waiting_values_are_bounded(site: Site, monkeypatch: pytest.Monkey
     worker, assign = await began(site)
     assert (await sends(worker, assign, 0, "x" * 20)).later
     assert not (await sends(worker, assign, 0, "x")).later
+
+
+async def test_reader_at_another_process_is_woken(
+    new_site: NewSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(value_stream, "SOON_S", 300.0)
+    async with stores.server("external", tmp_path) as url:
+        first, second = await new_site("one", redis_url=url), await new_site("two", redis_url=url)
+        worker, assign = await began(first)
+        async with following(second, assign.task, "?reader=far") as follower:
+            await follower.next()
+            await sends(worker, assign, 0, "a")
+            assert (await follower.next())[1]["values"] == ["a"]
+            await worker.finish(assign)
+            assert (await follower.next())[0] == "end"
 
 
 async def test_line_ends_between_the_parts_of_a_value_stay_inside_it(site: Site) -> None:

@@ -26,8 +26,8 @@ from gpu_orchestrator.apps.manager.manager import Manager
 PART_BYTES = 64 << 10
 SEGMENT_BYTES = 2 << 20
 SOON_S, LATER_S, SLOWER = 0.2, 2.0, 1.5
-"""How often to look for values that another process stored: soon after some came, else less and less
-often."""
+"""How often to look for values that another process stored, in case its message is lost, or the reader has no
+name: soon after some came, else less and less often."""
 
 _PLACE = re.compile(r"(\d{1,15})-(\d{1,15})")
 _encode = msgspec.json.Encoder().encode

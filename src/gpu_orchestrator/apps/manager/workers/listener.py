@@ -1,5 +1,5 @@
 """Receives what other processes publish through the store: news for the leader, frames for workers, ended
-tasks, changed keys and models."""
+tasks, changed keys and models, values that a reader waits for."""
 
 import asyncio
 import contextlib
@@ -26,9 +26,10 @@ class Listener:
         ended: Callable[[str], None],
         keys: Callable[[], None],
         models: Callable[[], None],
+        values: Callable[[str], None],
     ) -> None:
         self._store, self._wake, self._forwarded, self._ended = store, wake, forwarded, ended
-        self._keys, self._models = keys, models
+        self._keys, self._models, self._values = keys, models, values
 
     async def run(self) -> None:
         """Receive messages until cancelled. Messages published while the connection is down are lost; polling
@@ -36,7 +37,7 @@ class Listener:
         while True:
             with contextlib.suppress(StoreError):
                 async for channel, data in self._store.database.listen(
-                    "wake", "ended", "keys", "models", self._frame_channel
+                    "wake", "ended", "keys", "models", "values", self._frame_channel
                 ):
                     self._handle(channel, data)
             await asyncio.sleep(PAUSE_S)
@@ -55,5 +56,8 @@ class Listener:
         elif channel == "ended":
             for task in _ids.decode(data):
                 self._ended(task)
+        elif channel == "values":
+            for task in _ids.decode(data):
+                self._values(task)
         else:
             self._forwarded(data)

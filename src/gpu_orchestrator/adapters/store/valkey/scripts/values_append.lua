@@ -88,8 +88,14 @@ for number, piece in ipairs(pieces) do
     owners[id .. VALUES] = row[OWNER] or ''
   end
 end
+local several, read = redis.call('ZCARD', P .. 'apis') > 1, {}
 for name, owner in pairs(owners) do
-  if GROWN[name] then note_log(name, owner) end
+  if GROWN[name] then
+    note_log(name, owner)
+    local id = string.sub(name, 1, -1 - #VALUES)
+    if several and redis.call('EXISTS', P .. 'reading:' .. id) == 1 then read[#read + 1] = id end
+  end
 end
+if #read > 0 then redis.call('PUBLISH', P .. 'values', cmsgpack.pack(read)) end -- for readers at another process
 drop_logs(most_of_all)
 return answer(0, told)
