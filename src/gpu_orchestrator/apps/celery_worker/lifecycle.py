@@ -23,6 +23,10 @@ from gpu_orchestrator.apps.celery_worker.agent_process import AgentProcess
 FOR_MANAGEMENT = 1
 """Pool processes beyond those for tasks, so that a busy worker answers management tasks."""
 USUAL_NAME = "celery"
+SPAWNED = (
+    "--pool-start-method spawn does not know our tasks; leave it out: pool processes only wait, and tasks "
+    "run in processes of their own, which are never forked from Celery"
+)
 ALONE = "solo"
 
 
@@ -41,6 +45,8 @@ class Lifecycle:
 
     def _begin(self, sender: str, instance: Any, conf: Any, options: dict[str, Any], **_: Any) -> None:
         """Start the agent, which the name and the queue of the worker come from."""
+        if options.get("pool_start_method") == "spawn":
+            raise SystemExit(SPAWNED)
         process_rights.hide()
         channels.guard()
         self._main = os.getpid()

@@ -65,7 +65,7 @@ def test_ticket_counts_again_if_the_store_did_not_answer(sent: Sent) -> None:
 def test_redeemed_ticket_is_not_sent_again(sent: Sent, is_delivered: bool) -> None:
     redeem(sent)
     if is_delivered:
-        sent.of_worker.delivered(A)
+        sent.of_worker.delivered(session.Assign(*A, "echo"))
     assert sent.of_worker.again(UNREAD_S + 1) == []
     assert len(sent.tickets) == 1
 
@@ -74,3 +74,10 @@ def test_ended_attempt_leaves_nothing_behind(sent: Sent) -> None:
     redeem(sent)
     sent.of_worker.ended(A)
     assert not sent.of_worker.redeemed
+
+
+@pytest.mark.parametrize("has_elsewhere", [True, False])
+def test_assignment_keeps_what_the_dispatcher_said(sent: Sent, has_elsewhere: bool) -> None:
+    sent.of_worker.issue(session.Assign("b", 1, "echo", has_elsewhere=has_elsewhere), 0.0)
+    stored = session.Assign("b", 1, "echo")
+    assert sent.of_worker.delivered(stored).has_elsewhere == has_elsewhere

@@ -291,8 +291,7 @@ class Session:
             self._tickets.take_back(key)
             return self._void(asked, tickets.STORE)
         for assign in found:
-            self._tickets.delivered(key)
-            return self._put(assign)
+            return self._put(self._tickets.delivered(assign))
         if not why:  # it has ended meanwhile, or could not begin
             self.assigned_at.pop(key, None)
             self._tickets.ended(key)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import structs
+
 from gpu_orchestrator.api import session
 from gpu_orchestrator.api.tickets import Ticket
 
@@ -35,6 +37,7 @@ class _Sent(NamedTuple):
     first_at: float
     last_at: float
     task_type: str
+    has_elsewhere: bool
 
 
 @dataclass(slots=True)
@@ -46,7 +49,7 @@ class Tickets:
     _sent: dict[Attempt, _Sent] = field(default_factory=dict)
 
     def issue(self, assign: session.Assign, now: float) -> None:
-        self._send((assign.task, assign.attempt), _Sent(now, now, assign.task_type))
+        self._send((assign.task, assign.attempt), _Sent(now, now, assign.task_type, assign.has_elsewhere))
 
     def again(self, now: float) -> list[Attempt]:
         """Send tickets again that may be lost; return the attempts that nobody will take."""
@@ -70,9 +73,11 @@ class Tickets:
         self.redeemed.add(key)
         return ""
 
-    def delivered(self, key: Attempt) -> None:
-        """The worker was sent the assignment: its ticket need not be sent again."""
-        self._sent.pop(key, None)
+    def delivered(self, assign: session.Assign) -> session.Assign:
+        """Return the assignment for a redeemed ticket, with what the dispatcher said and the store does not
+        keep. The ticket is not sent again."""
+        sent = self._sent.pop((assign.task, assign.attempt), None)
+        return structs.replace(assign, has_elsewhere=sent is None or sent.has_elsewhere)
 
     def take_back(self, key: Attempt) -> None:
         """The store did not answer when a ticket was redeemed: it counts when it comes again."""
