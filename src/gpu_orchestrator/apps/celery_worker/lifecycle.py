@@ -72,6 +72,8 @@ class Lifecycle:
 
     def _pool_process(self, **_: Any) -> None:
         """End with the main process, however that ends. Else pool processes would stay and wait."""
+        if os.getpid() == self._main:
+            return  # the pool `solo` says so of the main process
         end_with_parent(self._main, signal.SIGKILL)
         if self._agent is not None:
             self._agent.forget()
