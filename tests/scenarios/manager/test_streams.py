@@ -79,7 +79,8 @@ async def test_each_of_many_values_is_seen_once_whatever_breaks(
 
 
 async def test_values_of_a_lost_attempt_are_superseded(manager: Fleet, tmp_path: Path) -> None:
-    await manager.worker("a", *APP)
+    """First the runner dies in the middle of a stream, then the whole worker."""
+    worker = await manager.worker("a", *APP)
     async with AsyncClient(manager.url, key=manager.key) as client:
         handle = await client.submit(counts_twice, str(tmp_path))
         stream = aiter(handle.stream())
@@ -89,18 +90,14 @@ async def test_values_of_a_lost_attempt_are_superseded(manager: Fleet, tmp_path:
             await anext(stream)
         assert [number async for number in handle.stream()] == list(range(10, 15))
 
-
-async def test_killed_worker_begins_a_new_stream(manager: Fleet) -> None:
-    worker = await manager.worker("a", *APP)
-    async with AsyncClient(manager.url, key=manager.key) as client:
-        handle = await client.submit(counts, 200, 0, 0.01)
-        stream = aiter(handle.stream())
-        assert [await anext(stream) for _ in range(20)] == list(range(20))
+        longer = await client.submit(counts, 200, 0, 0.01)
+        values = aiter(longer.stream())
+        assert [await anext(values) for _ in range(20)] == list(range(20))
         worker.close()
         await manager.worker("b", *APP)
         with pytest.raises(StreamRestarted):
-            await all_of(stream)
-        assert [number async for number in handle.stream()] == list(range(200))
+            await all_of(values)
+        assert [number async for number in longer.stream()] == list(range(200))
 
 
 async def test_nobody_waits_for_a_reader_that_has_gone(manager: Fleet) -> None:
