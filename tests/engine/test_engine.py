@@ -24,6 +24,7 @@ from gpu_orchestrator.engine.events import (
     Refuse,
     RequestAdded,
     RequestRemoved,
+    RoomReady,
     Tick,
 )
 from gpu_orchestrator.engine.neighbour_watch import FEW
@@ -455,3 +456,20 @@ def test_node_that_leaves_helps_a_request_that_it_kept_from_an_even_spread() -> 
     world.tell(pod_of("x", "pod", "a"))
     assert refused(world.ask(request("p", rules=PodRules(spread=(spread,))))) == ["p"]
     assert placed(world.tell(NodeRemoved("b"))) == ["p"]
+
+
+def test_room_that_was_kept_goes_to_the_request_it_was_kept_for() -> None:
+    """Others of the same priority have waited longer."""
+    world = World(node("a", 1))
+    world.tell(PlacementObserved(whole("victim", "a", 0)))
+    world.ask(request("first", priority=5), request("chosen", 1, priority=5, memory_mib=0))
+    world.tell(PlacementObserved(whole("room/chosen", "a", 0)))
+    assert placed(world.tell(RequestRemoved("victim"))) == []
+    assert placed(world.tell(RoomReady("room/chosen", "chosen"))) == ["chosen"]
+
+
+def test_room_for_a_request_that_is_gone_is_free() -> None:
+    world = World(node("a", 1))
+    world.tell(PlacementObserved(whole("room/gone", "a", 0)))
+    world.ask(request("first"))
+    assert placed(world.tell(RoomReady("room/gone", "gone"))) == ["first"]

@@ -184,9 +184,24 @@ class VolumeClaim(Wire, frozen=True, gc=False):
         keep_annotations(self.metadata, VOLUME_ANNOTATIONS)
 
 
+class BudgetSpec(Wire, frozen=True, gc=False):
+    selector: LabelSelector | None = None
+
+
+class BudgetStatus(Wire, frozen=True, gc=False):
+    disruptions_allowed: int = 0
+
+
+class DisruptionBudget(Wire, frozen=True, gc=False):
+    metadata: ObjectMeta
+    spec: BudgetSpec = BudgetSpec()
+    status: BudgetStatus = BudgetStatus()
+
+
 NAMESPACES = Resource(Namespace, "Namespace", "namespaces", namespaced=False)
 CSI_NODES = Resource(CsiNode, "CSINode", "csinodes", "storage.k8s.io", namespaced=False)
 NODES = Resource(Node, "Node", "nodes", namespaced=False)
 LEASES = Resource(Lease, "Lease", "leases", "coordination.k8s.io")
 EVENTS = Resource(Event, "Event", "events", "events.k8s.io")
+DISRUPTION_BUDGETS = Resource(DisruptionBudget, "PodDisruptionBudget", "poddisruptionbudgets", "policy")
 VOLUME_CLAIMS = Resource(VolumeClaim, "PersistentVolumeClaim", "persistentvolumeclaims")

@@ -154,6 +154,8 @@ PREEMPTED = "Preempted"
 DEVICE_UNHEALTHY = "DeviceUnhealthy"
 DEVICES_RECOVERED = "DevicesRecovered"
 GANG_BROKEN = "GangBroken"
+PREEMPTS = "Preempting"
+NOT_PREEMPTED = "PreemptionNotPossible"
 EVICTED = "EvictedFromUnhealthyDevice"
 NOT_EVICTED = "EvictionNotPossible"
 

@@ -30,13 +30,19 @@ Budgets = Mapping[str, int]
 @dataclass(frozen=True, slots=True)
 class Evictable:
     """What ends together. `lost_gpu_s` is the work that is lost if it ends now, in GPU-seconds. `budgets` has
-    the names of the disruption budgets of its pods, one for each pod and budget."""
+    the names of the disruption budgets of its pods, one for each pod and budget. `pods` is their number, if a
+    pod has several placements."""
 
     key: str
     placements: tuple[Placement, ...]
     priority: int = 0
     lost_gpu_s: float = 0.0
     budgets: tuple[str, ...] = ()
+    pods: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.pods or len(self.placements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ class NoVictims:
 def cost(evictables: Iterable[Evictable]) -> tuple[int, float]:
     """Return what is compared, the smaller the better: pods, then GPU-seconds lost."""
     chosen = tuple(evictables)
-    return sum(len(each.placements) for each in chosen), sum(each.lost_gpu_s for each in chosen)
+    return sum(each.size for each in chosen), sum(each.lost_gpu_s for each in chosen)
 
 
 def choose(
@@ -96,7 +102,7 @@ def choose(
             forbidden[found] += 1
     if best is not None:
         return best
-    pods = sum(len(each.placements) for each in lower)
+    pods = sum(each.size for each in lower)
     return NoVictims(pods, tuple(sorted(forbidden.items())))
 
 
@@ -123,7 +129,7 @@ def _least_pods(request: Request, twin: Cluster, row: int, on_node: list[Evictab
     if not request.shape.exclusive or missing <= 0:
         return 1
     name, pods = _name(twin, row), 0
-    held = sorted((_held(each, name), len(each.placements)) for each in on_node)
+    held = sorted((_held(each, name), each.size) for each in on_node)
     for devices, size in reversed(held):
         if missing <= 0:
             break

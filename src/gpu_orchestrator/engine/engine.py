@@ -71,6 +71,7 @@ class Engine:
         self._in_flight = InFlight(max_in_flight)
         self._left: dict[str, RequestAdded | None] = {}
         self._last: Waiting | None = None
+        self._first: list[str] = []
         self._numbers = count()
 
     @property
@@ -200,6 +201,11 @@ class Engine:
                 found.append(Place(waiting.request, placement))
         return found
 
+    def waiting_under(self, key: str) -> tuple[Request, Policy] | None:
+        """Return a single request that waits, with its policy."""
+        waiting = self._queue.get(key)
+        return None if waiting is None else (waiting.request, waiting.policy)
+
     def counts(self) -> dict[State, int]:
         """Return how many requests are in each state."""
         counts = self._queue.counts()
@@ -219,6 +225,9 @@ class Engine:
                 self._placed(key, now, actions)
             case events.RequestRemoved(key):
                 self._remove(key)
+            case events.RoomReady(room, key):
+                self._remove(room)
+                self._first.append(key)
             case events.NodeUpdated(node):
                 if self._cache.set_node(node):
                     self._wake(node.name, observed=True)
@@ -362,6 +371,9 @@ class Engine:
 
     def _decide_active(self, now: float, actions: list[Action]) -> None:
         queue, cluster = self._queue, self._cache.cluster
+        while self._first:
+            if (waiting := queue.pop_this(self._first.pop())) is not None:
+                actions.append(self._decide(waiting, now))
         judged_most = self._rows_at_tick + self._max_rows
         for _ in range(self._max_decisions):
             if self._in_flight.is_full or cluster.rows_judged >= judged_most:

@@ -68,6 +68,15 @@ class MemberObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class RoomReady:
+    """What was kept under the key `room` for this request is free now: the request is decided before all
+    others."""
+
+    room: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Placed:
     key: str
 
@@ -101,6 +110,7 @@ Event = (
     | RequestRemoved
     | PlacementObserved
     | MemberObserved
+    | RoomReady
     | Placed
     | PlaceFailed
     | LimitChanged

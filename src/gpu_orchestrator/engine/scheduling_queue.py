@@ -91,6 +91,19 @@ class SchedulingQueue:
             self.fitting = parked.fitting
         return found
 
+    def pop_this(self, key: str) -> Waiting | None:
+        """Return this request as `pop` would; None if it does not wait."""
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            return None
+        self.fitting = None
+        if waiting.is_parked:
+            self._unschedulable.take(waiting)
+        elif waiting.rests_until is None:
+            self._active.remove(waiting)
+        waiting.rests_until = None
+        return waiting
+
     def join_parked(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
         """Park a request whose shape is known not to fit, and return why; None if that is not known."""
         return self._unschedulable.join_refused(waiting, cluster)

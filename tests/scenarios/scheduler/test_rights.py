@@ -89,6 +89,7 @@ def use_every_right(stage: Stage, proxy: Proxy) -> None:
     stage.wait_bound("lost")
     stage.create(pod("big", gpus=9))
     first = stage.wait_event("big", "FailedScheduling: ")
+    preempt(stage, proxy)
     stage.cluster.kubectl("cordon", node)
     until(lambda: len(stage.events("big")) >= 2, "another reason is reported")
     stage.cluster.kubectl("uncordon", node)
@@ -99,6 +100,16 @@ def use_every_right(stage: Stage, proxy: Proxy) -> None:
     until(lambda: ("patch", "events") in {(sent.verb, sent.resource) for sent in proxy.requests}, first)
     stage.report(node, devices(4, health="Unhealthy"))
     until(lambda: "half-0" not in stage.pods(), "a pod with an unhealthy device is evicted")
+
+
+def preempt(stage: Stage, proxy: Proxy) -> None:
+    """Look for pods to evict for a pod that does not fit without them, nor with them."""
+    classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    stage.cluster.api.request("POST", classes, {"metadata": {"name": "urgent"}, "value": 1000})
+    stage.create(pod("urgent", gpus=9, priorityClassName="urgent"))
+    looked = ("list", "poddisruptionbudgets")
+    until(lambda: looked in {(sent.verb, sent.resource) for sent in proxy.requests}, "budgets are looked at")
+    stage.delete("urgent")
 
 
 def bind_volumes(stage: Stage, node: str) -> None:

@@ -17,6 +17,7 @@ Read the modules in this order:
   cycle/rechecks             pods to check again because of what others have changed, for a moment per tick
   cycle/volume_users         which pods use each volume; some volumes serve one pod only
   cycle/volume_plans         which volumes were chosen for pods that are being bound
+  cycle/preemptible          what may be evicted for a pod of higher priority, and what that loses
   cycle/pending              pods that wait: their requests to the engine, and the reason reported for each
   cycle/shape_limit          how many different shapes of one namespace wait in the engine at once
   cycle/initial_holdings     what is held when a scheduler takes over, before the engine counts it
@@ -39,6 +40,7 @@ Read the modules in this order:
   controllers/release        frees the devices of an ended pod when no process uses them any longer
   controllers/health         tells of unhealthy devices that pods have, and evicts the pods if that is wanted
   controllers/gangs          evicts what is bound of a gang whose other members find no room
+  controllers/preemption     evicts pods of lower priority, and keeps their room for the pod that needs it
   controllers/node_capacity  writes into a node's status how many thousandths of GPUs it has
   controllers/reporter       writes events and the PodScheduled condition
   controllers/sweep          compares leases, pods and claims at intervals, and repairs leftovers

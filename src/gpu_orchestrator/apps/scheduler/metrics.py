@@ -53,6 +53,13 @@ class Metrics:
             ["action"],
             registry=registry,
         )
+        self.preemptions = Counter(
+            "gpu_scheduler_preempted_pods",
+            "Pods that were to make room for one of higher priority, by what became of it: evicted, or not "
+            "because of a disruption budget (blocked) or an error (failed).",
+            ["result"],
+            registry=registry,
+        )
         self.errors = Counter(
             "gpu_scheduler_errors",
             "Objects that could not be handled because of an unexpected error, by the part that failed.",

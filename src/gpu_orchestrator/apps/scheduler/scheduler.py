@@ -31,6 +31,7 @@ from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
 from gpu_orchestrator.apps.scheduler.controllers.gangs import GangController
 from gpu_orchestrator.apps.scheduler.controllers.health import HealthConfig, HealthController
 from gpu_orchestrator.apps.scheduler.controllers.node_capacity import NodeCapacity
+from gpu_orchestrator.apps.scheduler.controllers.preemption import PreemptionController
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser, has_stopped
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.controllers.sweep import Sweeper, SweeperDeps
@@ -181,6 +182,16 @@ class Scheduler:
             clock=clock,
             wait_s=settings.gang_seconds,
         )
+        self._preemption = PreemptionController(
+            client.with_limits(patience_s=BRIEFLY_S),
+            self.coordinator,
+            self._pod_status,
+            self._reporter,
+            metrics=metrics,
+            may_write=may_write,
+            clock=clock,
+            rng=rng,
+        )
         self._sweep = Sweeper(
             client,
             used_leases,
@@ -220,6 +231,7 @@ class Scheduler:
                 capacity,
                 health,
                 gangs,
+                *([self._preemption.run()] if self._settings.preempts else []),
             )
             loops = [group.create_task(each) for each in runs]
             await self._stopped.wait()

@@ -26,6 +26,7 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     `require_capacity` for pods that request less `gpu.scheduling/milligpu` than their GPUs count for.
     `agent_seconds` is the longest time from a process that opens a device until its agent's report shows it;
     `on_unhealthy` is for pods whose claim does not say what to do if a device of theirs becomes unhealthy.
+    `preempts`: pods of higher priority may evict others.
     `gang_seconds`: how long a gang may be bound in part before its members are evicted.
     `guarded_annotations`: the policies of config/policy are installed, so that only a scheduler can write
     `gpu.scheduling/allocated`."""
@@ -49,6 +50,7 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     agent_seconds: Annotated[float, Meta(ge=0)] = 15.0
     volume_bind_seconds: Seconds = 600.0
     gang_seconds: Seconds = 60.0
+    preempts: bool = True
     require_device_env: Require = "Warn"
     require_capacity: Require = "Ignore"
     on_unhealthy: OnUnhealthy = "Event"

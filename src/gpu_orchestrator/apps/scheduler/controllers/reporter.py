@@ -99,6 +99,11 @@ class Reporter:
         """Report on a member what became of its gang."""
         self._recorder.warning(about(PODS, pod), names.GANG_BROKEN, why, action="Evicting")
 
+    def report_preemption(self, pod: Pod, reason: str, why: str) -> None:
+        """Report on a pod that it evicts others, cannot, or was evicted for another."""
+        kind = "Normal" if reason == names.PREEMPTS else "Warning"
+        self._recorder.record(kind, about(PODS, pod), reason, why, action="Preempting")
+
     async def run(self) -> None:
         await self.queue.run(self._write, workers=WRITERS)
 

@@ -249,6 +249,10 @@ class Coordinator:
     def _is_placed(self, uid: str) -> bool:
         return uid in self.binding or uid in self.holdings
 
+    def feed(self, *all_of: Event) -> None:
+        """Send events to the engine that a controller knows of."""
+        self._feed(*all_of)
+
     # --- the engine ----------------------------------------------------------------------------------------
 
     def _own_placement(self, uid: str) -> Placement | None:
