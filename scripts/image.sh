@@ -32,7 +32,10 @@ build() {
     return
   fi
   echo "image: neither docker nor podman answers: built from Debian packages, see docs/install.md"
-  "${PYTHON:-python3}" -m scripts.image "${names[@]/#/--name=}" "$archive"
+  local python=${PYTHON:-python3}
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    die "Python 3.11 or newer is needed, and $python is $("$python" -V 2>&1); try: PYTHON=python3.12 $0 build"
+  "$python" -m scripts.image "${names[@]/#/--name=}" "$archive"
   echo "image: to a node:    ctr -n k8s.io images import $archive"
   echo "image: to kind:      kind load image-archive $archive"
   echo "image: to a registry: make docker-push IMG=REGISTRY/gpu-orchestrator:TAG, which needs skopeo"

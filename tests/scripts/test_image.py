@@ -304,13 +304,25 @@ def test_docker_or_podman_builds_and_pushes_where_it_answers(engine: str, tmp_pa
 
 def test_without_them_it_says_what_to_do(tmp_path: Path) -> None:
     silent = "#!/bin/sh\nexit 1\n"
-    put(tmp_path / "bin", docker=silent, podman=silent, python3='#!/bin/sh\necho "python $*"\n')
+    put(
+        tmp_path / "bin",
+        docker=silent,
+        podman=silent,
+        python3='#!/bin/sh\n[ "$1" = -c ] || echo "python $*"\n',
+    )
     printed = run(tmp_path, "build", "a.example/gpus:1")
     assert "python -m scripts.image --name=a.example/gpus:1 dist/image.tar" in printed
     assert "ctr -n k8s.io images import dist/image.tar" in printed
     assert "'gpus' names no registry" in run(tmp_path, "push", "gpus", ends=1)
     assert "push needs one name" in run(tmp_path, "push", ends=1)
     assert "build or push" in run(tmp_path, "pull", ends=1)
+
+
+def test_old_python_is_told(tmp_path: Path) -> None:
+    silent = "#!/bin/sh\nexit 1\n"
+    old = '#!/bin/sh\n[ "$1" = -V ] && echo Python 3.9.2 || exit 1\n'
+    put(tmp_path / "bin", docker=silent, podman=silent, python3=old)
+    assert "3.11 or newer is needed, and python3 is Python 3.9.2" in run(tmp_path, "build", ends=1)
 
 
 def put(folder: Path, **programs: str) -> None:
