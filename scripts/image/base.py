@@ -19,6 +19,8 @@ from pathlib import Path
 from scripts.image import packages
 from scripts.image.packages import NoPackages, run
 
+VERSION = "2"
+"""Counted up when packages are unpacked in another way: earlier bases are then made again."""
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 FOLDERS = (
     "dev",
@@ -59,7 +61,7 @@ def get(cache: Path, *, for_building: bool) -> Base:
     """Return the base, made once. A newer version of a package makes a new one."""
     python = packages.python_version()
     versions = packages.chosen(python, for_building=for_building)
-    source = "\n".join([python, *versions, *map(str, (FOLDERS, LINKS, NOT_NEEDED, USERS))])
+    source = "\n".join([VERSION, python, *versions, *map(str, (FOLDERS, LINKS, NOT_NEEDED, USERS))])
     key = hashlib.sha256(source.encode()).hexdigest()
     target = cache / f"base-{key[:16]}"
     if not target.exists():
@@ -89,7 +91,8 @@ def _make(root: Path, archives: Path, python: str, versions: Sequence[str]) -> N
 
 def _unpack(package: Path, root: Path) -> None:
     # Packages have files in /lib, which is a link to /usr/lib: the link must stay.
-    unpack = ["tar", "-x", "--keep-directory-symlink", "--no-same-owner", "-C", str(root)]
+    # Modes are those of the package for users who are not root, too.
+    unpack = ["tar", "-xp", "--keep-directory-symlink", "--no-same-owner", "-C", str(root)]
     with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as source:
         done = subprocess.run(unpack, stdin=source.stdout, capture_output=True, text=True, check=False)
     if done.returncode or source.returncode:
