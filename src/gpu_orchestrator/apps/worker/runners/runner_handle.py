@@ -140,9 +140,12 @@ class RunnerHandle:
         await asyncio.get_running_loop().connect_accepted_socket(lambda: _Channel(self), near)
 
     def send(self, frame: frames.Frame) -> None:
-        """Queue a frame. Frames sent in one pass of the event loop are written together."""
+        """Queue a frame. Frames sent in one pass of the event loop are written together.
+
+        A runner that has not said that it is ready gets none: a busy agent could find its `Ready` together
+        with all that its first task printed, and could not tell that text from what came before."""
         self._unsent.append(frames.encode(frame))
-        if self._channel is not None and len(self._unsent) == 1:
+        if self._runner_pid and len(self._unsent) == 1:
             asyncio.get_running_loop().call_soon(self._flush)
         if not isinstance(frame, frames.Run | frames.Load):
             self._write(self._bell, RING)
@@ -176,7 +179,6 @@ class RunnerHandle:
 
     def opened(self, channel: asyncio.WriteTransport) -> None:
         self._channel = channel
-        self._flush()
 
     def receive(self, received: list[frames.ToAgent]) -> None:
         """Handle frames. What the ended tasks of these frames printed is in the pipe by now: read it first,
@@ -193,6 +195,7 @@ class RunnerHandle:
         """Forget what was printed so far: what comes next belongs to another task."""
         if isinstance(frame, frames.Ready):
             self._runner_pid = frame.pid
+            self._flush()
         else:
             self._leaves_something, self._may_leave = frame.left_behind, len(self.queue) > 1
         if self._recent:
