@@ -20,8 +20,8 @@ from scripts.image.layer import Layer, Tree
 from scripts.image.plan import Batch
 
 ROOT = Path(__file__).parents[2]
-KEPT = 12
-"""Results of steps that are kept: those of three or four checkouts."""
+KEPT = 8
+"""Results of steps that are kept: those of three checkouts, at most 3 GB."""
 
 
 def default_cache() -> Path:

@@ -273,6 +273,7 @@ def read(archive: Path) -> dict[str, Any]:
 
 
 @pytest.mark.real
+@pytest.mark.timeout(600)
 def test_image_has_no_shell_no_pip_and_nothing_with_the_rights_of_root(tmp_path: Path) -> None:
     image.build(tmp_path / "image.tar", "gpu-orchestrator:1")
     made = read(tmp_path / "image.tar")

@@ -28,6 +28,9 @@ from tests.support.real_pods import processes
 from tests.support.scheduler_stage import until
 from tests.support.tracebacks import tracebacks
 
+# The first time on a machine, the image is built for a minute and more.
+pytestmark = pytest.mark.timeout(600)
+
 Json = dict[str, Any]
 HERE = "tests/scenarios/kube/test_real_release.py"
 IMAGE = f"gpu-orchestrator:{gpu_orchestrator.__version__}"
