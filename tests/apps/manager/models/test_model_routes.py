@@ -230,3 +230,17 @@ async def test_events_and_metrics_of_models(new_site: NewSite) -> None:
     assert told(page) == wanted
     async with site.http.get("/metrics") as answer:
         assert 'models_loaded{worker="w"} 1.0' in await answer.text()
+
+
+async def test_model_of_a_newer_version_leaves_the_others_alone(site: Site) -> None:
+    await join(site)
+    await site.running.manager.store.models.declare("odd", '{"handler": "chat", "backend": "magic"}')
+    await declare(site, "llama", memory="4GiB")
+    _, page = await site.call("GET", "/models")
+    assert [(each["name"], each["declared"]) for each in page["models"]] == [
+        ("chat", False),
+        ("llama", True),
+        ("odd", False),
+    ]
+    status, answer = await site.call("POST", "/tasks", {"task_type": "chat", "model_name": "odd"})
+    assert (status, "unknown model 'odd'" in answer["error"]["message"]) == (422, True)

@@ -8,13 +8,17 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 
+import msgspec
+import structlog
+
 from gpu_orchestrator.adapters.background import wait_until_set
 from gpu_orchestrator.adapters.store.errors import StoreError
-from gpu_orchestrator.adapters.store.models import StoredModels
-from gpu_orchestrator.apps.manager.fleet.models import ModelBook, known_model
+from gpu_orchestrator.adapters.store.models import ModelRow, StoredModels
+from gpu_orchestrator.apps.manager.fleet.models import KnownModel, ModelBook, known_model
 from gpu_orchestrator.apps.manager.fleet.nodes import WorkerState
 
 POLL_S = 1.0
+log = structlog.get_logger()
 
 
 class ModelSync:
@@ -33,7 +37,7 @@ class ModelSync:
         """Read the models if their version has changed."""
         page = await self._stored.look(self._version)
         if page.rows is not None:
-            self._book.replace(known_model(row) for row in page.rows)
+            self._book.replace(_read(row) for row in page.rows)
             self._version = page.version
             self._changed()
 
@@ -55,11 +59,23 @@ class ModelSync:
         while True:
             await wait_until_set(self._wake, POLL_S)
             self._wake.clear()
-            with contextlib.suppress(StoreError):  # the next round reads and writes it
-                await self._write_learnt()
-                await self.refresh()
+            try:
+                with contextlib.suppress(StoreError):  # the next round reads and writes it
+                    await self._write_learnt()
+                    await self.refresh()
+            except Exception:
+                log.exception("a round of the models failed")
 
     async def _write_learnt(self) -> None:
         learnt, self._learnt = self._learnt, {}
         for name, measured in learnt.items():
             await self._stored.measure(name, measured)
+
+
+def _read(row: ModelRow) -> KnownModel:
+    """Return a model as this version understands it: a newer one may have declared what it does not know."""
+    try:
+        return known_model(row)
+    except msgspec.MsgspecError as error:
+        log.warning("a model of the registry was not understood", model=row.name, why=str(error))
+        return KnownModel(row.name, pins=tuple(row.pins.split()), created_ms=row.created_ms)
