@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_orchestrator.adapters.gpus import memory
-from gpu_orchestrator.apps.worker.task import Model, Task
+from gpu_orchestrator.apps.worker.task import BadParameters, Model, Task
 
 
 class Sized:
@@ -60,3 +60,48 @@ class Broken:
 
 class Loadless:
     def run(self, task: Task) -> None: ...
+
+
+class Talk:
+    """Answers as `text_generation` and `embedding` do, without weights: `echo` of the last message in reverse
+    order of its words, one at a time. A text in its options decides what goes wrong."""
+
+    def load(self, model: Model) -> None:
+        if gate := model.options.get("gate"):
+            while not Path(gate).exists():
+                time.sleep(0.01)
+        self.options = model.options
+
+    def run(self, task: Task) -> dict[str, Any]:
+        asked = task.parameters(dict[str, Any])
+        if "texts" in asked:
+            vectors = [[float(len(each)), 0.5] for each in asked["texts"]]
+            return {"embeddings": vectors, "dimensions": 2, "tokens": len(vectors)}
+        prompt = asked.get("prompt") or asked["messages"][-1]["content"]
+        if len(prompt) > 100_000:
+            raise BadParameters(f"the prompt has {len(prompt)} tokens; this model takes 100000")
+        if prompt == "fail":
+            raise RuntimeError("as asked")
+        words = prompt.split()
+        if prompt == "only steps":
+            task.send({"step": 1})
+            return {"text": "steps only"}
+        shown = [f"{each} " for each in reversed(words)][: asked.get("max_tokens", 1000)]
+        for each in shown:
+            if asked.get("stream"):
+                task.send({"text": each})
+            if each == "forever ":
+                self._last_for_ever(task)
+        return {
+            "text": "".join(shown),
+            "finish_reason": "stop" if len(shown) == len(words) else "length",
+            "prompt_tokens": len(words),
+            "completion_tokens": len(shown),
+        }
+
+    def _last_for_ever(self, task: Task) -> None:
+        Path(self.options["journal"]).write_text("begun")
+        try:
+            task.sleep(3600)
+        finally:
+            Path(self.options["journal"]).write_text("ended")

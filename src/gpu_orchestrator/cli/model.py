@@ -47,6 +47,7 @@ def add(
     path: str = "",
     option: tuple[str, ...] = (),
     load_seconds: float = 0.0,
+    gpus: Annotated[int, Parameter(converter=whole)] = 1,
     json_: AsJson = False,
     server: Server = HERE,
 ) -> None:
@@ -64,6 +65,8 @@ def add(
         `name=value` for the handler; or a JSON object, or `@FILE` with one. May be repeated.
     load_seconds
         How long a load takes, about, until a worker has measured it.
+    gpus
+        How many GPUs a request of OpenAI's routes gets; 0 for none.
     """
     body = {
         "handler": handler,
@@ -71,6 +74,7 @@ def add(
         "path": path,
         "options": parameters.read(option),
         "load_seconds": load_seconds,
+        "gpus": gpus,
     }
     answer = client.ask(server, "PUT", f"/models/{client.part(model)}", body=body)
     _say(answer, f"{model}: tasks of type {answer['handler']} may name it", as_json=json_)

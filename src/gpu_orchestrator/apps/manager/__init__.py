@@ -28,6 +28,9 @@ session → outcomes → completion → response. Read the modules in this order
   http/task_models          the model of a task: which one, is it known, how long a load may take
   http/model_loading        loads and unloads models where an operator says so
   http/routes/models        the registry of models; what is loaded where; load, unload and pin
+  http/routes/openai        OpenAI's API: each request is a task of its model's handler
+  http/openai_answer        waits for that task, or follows it, and answers; cancels it if the client leaves
+  http/cold_start           loads the model of a client that will not wait for it
   http/wait_stream          tells a client of many tasks as they end
   http/routes/logs          shows the log of a task
   http/log_stream           sends a log to a client that follows it
@@ -109,6 +112,11 @@ session → outcomes → completion → response. Read the modules in this order
   models/schema             bodies for models
   models/views              models and their copies as response bodies
 
+  openai/requests           bodies of OpenAI's API, and the parameters of their tasks
+  openai/answers            results of tasks as answers of OpenAI's API
+  openai/chunks             the same in pieces, for streams
+  openai/problems           errors of OpenAI's API
+
   events/event_feed         events for all watchers of this process
   events/encoding           events as they are sent, joined once for all watchers
   events/callbacks          sends callbacks when tasks end
@@ -124,5 +132,6 @@ session → outcomes → completion → response. Read the modules in this order
   errors                    the errors of the HTTP API
 
 Imports go down this list of folders: server › http › manager › workers, dispatch › tasks, events,
-schedules, models › views › fleet, access › errors, metrics, siblings, schedule_schema › task_schema › schema.
+schedules, models › views › fleet, access, openai › errors, metrics, siblings, schedule_schema ›
+task_schema › schema.
 """

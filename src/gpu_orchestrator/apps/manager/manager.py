@@ -117,6 +117,8 @@ class Manager:
         is_durable = settings.durability == "strict" or not deps.facts.durable
         self.results = Results(settings, sync=is_durable)
         self.models = ModelBook()
+        self.cold_loads: dict[str, str] = {}
+        """By model, the newest task that loads it because a client would not wait (`http/cold_start.py`)."""
         self.model_sync = ModelSync(store.models, self.models, self._models_changed)
         self.files = Files(store, self.results, settings)
         self.outcomes = Outcomes(

@@ -21,6 +21,9 @@ BODIES: dict[str, Any] = {
     "AssignRequest": {"model_name": "unknown"},
     "UnloadRequest": {"model_name": "unknown"},
     "PinRequest": {"model_name": "unknown"},
+    "ChatRequest": {"model": "unknown", "messages": [{"role": "user", "content": "hi"}]},
+    "CompletionRequest": {"model": "unknown", "prompt": "hi"},
+    "EmbeddingRequest": {"model": "unknown", "input": "hi"},
     "Hello": {"type": "Hello", "name": "p", "instance": "i"},
 }
 METHODS = {"get", "post", "delete"}

@@ -24,7 +24,7 @@ EVERYWHERE = "*"
 
 class Declared(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an operator wrote. `handler` is the task type that loads the model. `memory_mib` is what it takes
-    on each of its devices, 0 if nobody knows."""
+    on each of its devices, 0 if nobody knows. `gpus` is how many devices a request under `/v1` gets."""
 
     handler: str
     memory_mib: int = 0
@@ -32,6 +32,7 @@ class Declared(msgspec.Struct, frozen=True, omit_defaults=True):
     options: msgspec.Raw = msgspec.Raw(b"{}")
     load_s: float = 0.0
     backend: Backend = "class"
+    gpus: int = 1
 
 
 class Measured(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -26,6 +26,7 @@ from gpu_orchestrator.apps.manager.http.routes import (
     keys,
     logs,
     models,
+    openai,
     pages,
     results,
     schedules,
@@ -55,6 +56,8 @@ ROUTERS = (
     pages.router,
 )
 """The busiest first, because the framework tries them in order."""
+UNPREFIXED = (openai.router,)
+"""Clients of OpenAI's API give its `/v1` as a part of the base URL."""
 
 
 WANTED = {
@@ -99,6 +102,8 @@ def application(manager: Manager) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router, prefix=PREFIX)
         app.include_router(router, include_in_schema=False)
+    for router in UNPREFIXED:
+        app.include_router(router)
     app.add_exception_handler(errors.ApiError, gate.on_api_error)
     app.add_exception_handler(ClientDisconnect, gate.on_disconnect)
     app.add_exception_handler(StoreError, gate.on_store_error)

@@ -26,20 +26,22 @@ def described(
     also: Mapping[int, type] | None = None,
     query: Mapping[str, Any] | None = None,
     media_type: str = JSON,
+    error: type = schema.ErrorBody,
 ) -> dict[str, Any]:
     """Return the keyword arguments for a route's decorator.
 
     `needs` is the scope that a key must have. `also` are other successful answers by status. `query` is a
-    parameter that the route parses itself. `media_type` is that of the answers.
+    parameter that the route parses itself. `media_type` is that of the answers. `error` is the shape of
+    errors.
     """
     answers = {status: answer, **(also or {})}
-    TYPES.update({each.__name__: each for each in answers.values()})
+    TYPES.update({each.__name__: each for each in (*answers.values(), error)})
     responses: dict[str, Any] = {
         **{
             str(code): {"description": each.__name__, **_content(each, media_type)}
             for code, each in answers.items()
         },
-        "default": {"description": "An error", **_content(schema.ErrorBody)},
+        "default": {"description": "An error", **_content(error)},
     }
     extra: dict[str, Any] = {"responses": responses}
     if query is not None:

@@ -13,6 +13,7 @@ from gpu_orchestrator.api import plain_errors
 from gpu_orchestrator.apps.manager import errors
 from gpu_orchestrator.apps.manager.http.route_auth import header, manager_of
 from gpu_orchestrator.apps.manager.http.uvicorn_tuning import WHOLE
+from gpu_orchestrator.apps.manager.openai import problems
 from gpu_orchestrator.apps.manager.schema import ErrorBody, Problem
 
 T = TypeVar("T")
@@ -52,9 +53,24 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] = NO
     return JsonResponse(value, status, headers)
 
 
+class ErrorResponse(JsonResponse):
+    """An error in our shape, or in OpenAI's for its routes: what makes the error need not know the path."""
+
+    def __init__(self, error: errors.ApiError) -> None:
+        super().__init__(
+            ErrorBody(Problem(error.code, error.message, error.details)), error.status, error.headers
+        )
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(problems.PREFIX):
+            error = self._error
+            super().__init__(problems.shape_of(error), problems.status_of(error), problems.headers_of(error))
+        await super().__call__(scope, receive, send)
+
+
 def error_response(error: errors.ApiError) -> Response:
-    body = ErrorBody(Problem(error.code, error.message, error.details))
-    return json_response(body, error.status, error.headers)
+    return ErrorResponse(error)
 
 
 async def read(request: Request, kind: type[T]) -> T:

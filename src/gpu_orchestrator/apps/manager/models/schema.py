@@ -18,7 +18,8 @@ class ModelRequest(Body, frozen=True):
     started with (`worker --model chat=my_models:Chat`). `memory`, such as "16GB", is what it takes on each
     of its devices; it is replaced by what workers measure, and without it the first task gets whole devices.
     `path` is where the weights are on the workers, absolute or in MODEL_CACHE_DIR. `options` are passed to
-    the handler. `load_seconds` is an estimate, until a load was measured."""
+    the handler. `load_seconds` is an estimate, until a load was measured. `gpus` is how many GPUs a request
+    of OpenAI's routes gets, 0 for a model in the memory of the machine; a task says it itself."""
 
     handler: Annotated[str, Meta(min_length=1, max_length=200)]
     memory: Annotated[str, Meta(max_length=40)] | int = ""
@@ -26,6 +27,7 @@ class ModelRequest(Body, frozen=True):
     options: Options = {}
     load_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
     backend: Backend = "class"
+    gpus: Annotated[int, Meta(ge=0, le=64)] = 1
 
 
 class ModelCopy(Answer, frozen=True):
@@ -61,6 +63,7 @@ class ModelInfo(Answer, frozen=True):
     load_seconds: float | None
     path: str
     options: msgspec.Raw
+    gpus: int
     pinned_on: list[str]
     copies: list[ModelCopy]
     created_at: str | None

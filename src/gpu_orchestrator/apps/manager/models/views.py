@@ -51,6 +51,7 @@ def info(known: KnownModel, loaded: list[schema.ModelCopy]) -> schema.ModelInfo:
         load_seconds=None if load_s is None else round(load_s, 3),
         path=declared.path if declared else "",
         options=declared.options if declared else msgspec.Raw(b"{}"),
+        gpus=declared.gpus if declared else 1,
         pinned_on=list(known.pins),
         copies=loaded,
         created_at=when(known.created_ms),

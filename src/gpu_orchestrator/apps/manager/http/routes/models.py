@@ -172,5 +172,11 @@ def _declared(name: str, wanted: schema.ModelRequest) -> Declared:
     if len(options) > MOST_OPTIONS:
         raise errors.Unprocessable(f"options: {len(options)} bytes as JSON; give at most {MOST_OPTIONS}")
     return Declared(
-        wanted.handler, mib, wanted.path, msgspec.Raw(options), wanted.load_seconds, wanted.backend
+        wanted.handler,
+        mib,
+        wanted.path,
+        msgspec.Raw(options),
+        wanted.load_seconds,
+        wanted.backend,
+        wanted.gpus,
     )

@@ -1,0 +1,1 @@
+"""OpenAI's API and tasks, translated: bodies into parameters, results into answers, and errors. Pure."""
