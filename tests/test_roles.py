@@ -18,6 +18,7 @@ SHOWN_IN_USE = {
     "webhook/certificates.yaml": "webhook/test_keeper.py",
     "agent/role.yaml": "agent/test_process.py",
     "agent-mps/role.yaml": "agent/test_mps.py",
+    "autoscaler/role.yaml": "manager/test_autoscale_kubernetes.py",
 }
 """Files with roles of our processes, each with the scenario that compares it with the audit log."""
 OF_PEOPLE = "users/aggregated_roles.yaml"

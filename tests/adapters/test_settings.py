@@ -208,9 +208,9 @@ def test_slips_are_refused(tmp_path: Path) -> None:
 
 def test_settings_without_effect_are_named_once(tmp_path: Path) -> None:
     file = tmp_path / ".env"
-    file.write_text("AUTO_SCALE_ENABLED=1\nAPI_PORT=1\nCELERY_TASK_TIMEOUT=1\n")
+    file.write_text("DEBUG=1\nAPI_PORT=1\nCELERY_TASK_TIMEOUT=1\n")
     said = setting_names.without_effect(file)
-    assert said == f"AUTO_SCALE_ENABLED, CELERY_TASK_TIMEOUT in {file} have no effect in this version"
+    assert said == f"DEBUG, CELERY_TASK_TIMEOUT in {file} have no effect in this version"
     assert setting_names.without_effect(tmp_path / "none") == ""
 
 

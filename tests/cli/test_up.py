@@ -61,10 +61,10 @@ def test_misspelt_setting_is_refused(tmp_path: Path, words: tuple[str, ...]) -> 
 
 
 def test_settings_without_effect_are_named(tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("RELOAD=1\nAUTO_SCALE_ENABLED=1\n")
+    (tmp_path / ".env").write_text("RELOAD=1\nDEBUG=1\n")
     done = start(tmp_path, "up", "--simulate", "x", "--data", str(tmp_path / "data"))
     said = done.stderr.splitlines()[0]
-    assert said == "gpu-orchestrator: RELOAD, AUTO_SCALE_ENABLED in .env have no effect in this version"
+    assert said == "gpu-orchestrator: RELOAD, DEBUG in .env have no effect in this version"
 
 
 def test_gpus_are_counted_before_anything_starts() -> None:

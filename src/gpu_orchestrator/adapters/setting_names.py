@@ -35,10 +35,19 @@ OF_OTHER_PROCESSES = (
 NEAR_IN_FILE, NEAR_IN_ENVIRONMENT, NEAR_IN_FAMILY = 0.8, 0.86, 0.6
 """How alike an unknown name must be to count as a slip. The environment has names of many other programs; a
 name in the file that begins as several of ours do is probably meant for us."""
-FAMILIES = ("CALLBACK_", "GPU_MEMORY_", "GPU_ORCHESTRATOR_", "QUOTA_", "RATE_LIMIT_", "TASK_", "WORKER_")
+FAMILIES = (
+    "AUTO_SCALE_",
+    "CALLBACK_",
+    "GPU_MEMORY_",
+    "GPU_ORCHESTRATOR_",
+    "QUOTA_",
+    "RATE_LIMIT_",
+    "TASK_",
+    "WORKER_",
+)
 WITHOUT_EFFECT = frozenset(
     {
-        *("AUTO_SCALE_ENABLED", "DEBUG", "RELOAD"),
+        *("DEBUG", "RELOAD"),
     }
 )
 """Settings of the design that this version does not read yet, beside others that begin with CELERY_."""

@@ -7,6 +7,7 @@ is an error that names the variable, the value and what is allowed; one error li
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from ipaddress import ip_network
@@ -131,6 +132,23 @@ class Settings:
     model_max_wait: Annotated[float, Meta(ge=1, le=604_800)] = 60
     model_preload: bool = True
     model_min_loaded: Annotated[float, Meta(ge=0, le=86_400)] = 0
+    auto_scale_enabled: bool = True
+    auto_scale_provisioner: Literal["none", "local", "command", "kubernetes"] = "none"
+    auto_scale_label: Annotated[str, Meta(description="a label of workers, such as autoscaled=true")] = (
+        "autoscaled=true"
+    )
+    auto_scale_pool: Annotated[str, Meta(description="the pool of the workers")] = ""
+    auto_scale_min_workers: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    auto_scale_target_wait: Annotated[float, Meta(ge=0.1, le=86_400)] = 30
+    auto_scale_patience: Annotated[float, Meta(ge=0, le=86_400)] = 10
+    auto_scale_idle: Annotated[float, Meta(ge=0, le=604_800)] = 300
+    auto_scale_cool_down: Annotated[float, Meta(ge=0, le=86_400)] = 60
+    auto_scale_step: Annotated[int, Meta(ge=1, le=1000)] = 4
+    auto_scale_interval: Annotated[float, Meta(ge=0.05, le=3600)] = 5
+    auto_scale_command: Annotated[str, Meta(description="a program and its arguments")] = ""
+    auto_scale_deployment: Annotated[str, Meta(description="namespace/name of a Deployment")] = ""
+    auto_scale_worker_options: Annotated[str, Meta(description="options of `gpu-orchestrator worker`")] = ""
+    auto_scale_worker_gpus: Annotated[int, Meta(ge=0, le=64)] = 1
     executor: Literal["native", "celery"] = "native"
     celery_broker_url: str = _secret()
     celery_broker_url_file: File = ""
@@ -331,7 +349,36 @@ def _checked(settings: Settings) -> Settings:
             "SSL_CERT_PATH and SSL_KEY_PATH go together: give both, or none to serve without TLS"
         )
     _check_results(settings)
+    _check_scaling(settings)
     return settings
+
+
+def _check_scaling(settings: Settings) -> None:
+    label, separator, value = settings.auto_scale_label.partition("=")
+    if not (label and separator and value):
+        raise BadSettings(
+            f"AUTO_SCALE_LABEL={settings.auto_scale_label} is not allowed: "
+            "give a label such as autoscaled=true"
+        )
+    namespace, separator, name = settings.auto_scale_deployment.partition("/")
+    needs = {
+        "command": (settings.auto_scale_command, "AUTO_SCALE_COMMAND: the program to call"),
+        "kubernetes": (
+            namespace and name,
+            "AUTO_SCALE_DEPLOYMENT: namespace/name of the workers' Deployment",
+        ),
+    }
+    given, what = needs.get(settings.auto_scale_provisioner, ("none", ""))
+    if not given:
+        raise BadSettings(f"AUTO_SCALE_PROVISIONER={settings.auto_scale_provisioner} needs {what}")
+    for name, text in (
+        ("AUTO_SCALE_COMMAND", settings.auto_scale_command),
+        ("AUTO_SCALE_WORKER_OPTIONS", settings.auto_scale_worker_options),
+    ):
+        try:
+            shlex.split(text)
+        except ValueError as error:
+            raise BadSettings(f"{name}={text} cannot be split into words: {error}") from error
 
 
 def _check_results(settings: Settings) -> None:

@@ -46,6 +46,7 @@ def run(
     simulate: str = "",
     devices_file: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     simulation: Path | None = None,
+    gpus: str = "",
     drain_s: float = 60.0,
     share_runners: Annotated[bool, Parameter(env_var="GPU_ORCHESTRATOR_SHARE_RUNNERS")] = False,
     run_as: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_RUN_AS", metavar="USER")] = "",
@@ -120,6 +121,8 @@ def run(
         A JSON file that describes the GPUs to simulate, with MIG instances and NUMA nodes.
     simulation
         The folder in which simulated GPUs are kept.
+    gpus
+        UUIDs of the GPUs to use, separated by commas, where others of this machine are for another worker.
     drain_s
         How long running tasks may take to finish when the worker is stopped.
     share_runners
@@ -139,6 +142,7 @@ def run(
     import uvloop
 
     from gpu_orchestrator.adapters import process_rights
+    from gpu_orchestrator.adapters.gpus.chosen import Chosen
     from gpu_orchestrator.adapters.gpus.find import find
     from gpu_orchestrator.adapters.setting_names import refuse_slips
     from gpu_orchestrator.adapters.tls import BadCertificate
@@ -195,14 +199,15 @@ def run(
                 find_program()
             importable.check(settings.options.functions, user)
             importable.check_models(_pairs("model", model), user)
-            gpus = find(simulate, simulation or _kept(user) / settings.name, user, devices_file)
-            slots = max(len(gpus.devices()), 1) if max_concurrent is None else max_concurrent
+            machine = find(simulate, simulation or _kept(user) / settings.name, user, devices_file)
+            found = Chosen(machine, gpus.split(",")) if gpus else machine
+            slots = max(len(found.devices()), 1) if max_concurrent is None else max_concurrent
             shared = processes or min(slots, os.cpu_count() or 1)
             settings = replace(settings, max_concurrent=slots, processes=shared)
         except (ValueError, OSError) as error:
             _exit(error, CANNOT_START)
         try:
-            uvloop.run(main.run(settings, gpus))
+            uvloop.run(main.run(settings, found))
         except (BadCertificate, OSError, NotWanted) as error:
             _exit(error, 1)
 

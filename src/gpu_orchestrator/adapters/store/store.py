@@ -13,6 +13,7 @@ from gpu_orchestrator.adapters.store.leadership import Leadership
 from gpu_orchestrator.adapters.store.logs import Logs
 from gpu_orchestrator.adapters.store.models import StoredModels
 from gpu_orchestrator.adapters.store.results import ResultIndex
+from gpu_orchestrator.adapters.store.scaling import Scaling
 from gpu_orchestrator.adapters.store.schedules import Schedules
 from gpu_orchestrator.adapters.store.snapshots import Snapshots
 from gpu_orchestrator.adapters.store.tasks import DAY_MS, Tasks
@@ -68,6 +69,7 @@ class Store:
         self.history = History(self.fenced)
         self.keys = StoredKeys(self.fenced, keep_ms=timeouts.keep_ms)
         self.models = StoredModels(self.fenced)
+        self.scaling = Scaling(self.fenced)
         self.leadership = Leadership(self.fenced, owner=owner, lease_ms=timeouts.leader_ms)
 
     async def __aenter__(self) -> "Store":

@@ -96,12 +96,19 @@ session → outcomes → completion → response. Read the modules in this order
   tasks/results             keeps large results in files or S3
   tasks/files               takes and keeps files, within the bounds of their owner
   tasks/retention           forgets ended tasks early when there are too many, and deletes results
+  tasks/service_times       how long tasks of each type and model run
   tasks/task_logs           writes what attempts print to the store; keeps all logs within their bound
   tasks/task_values         writes partial results to the store, and tells workers what was taken
   tasks/followers           wakes the clients that follow a log or a stream of values here
   tasks/completion          wakes the requests that wait for a task to end
   tasks/explain             why a task waits, for every worker and device
   tasks/waiting             why queued tasks wait and their place in the queue, for lists
+
+  autoscale/load            what waits and who works, in numbers
+  autoscale/decision        how many workers there should be, and which go
+  autoscale/scaler          the leader's loop: look, decide, store, tell
+  autoscale/provisioners    makes what starts and ends workers, as the settings say
+  autoscale/schema          answers and events about scaling
 
   schedules/cron            the moments of a cron expression in a time zone
   schedules/moments         which moments that are due are run, and which comes next
@@ -131,7 +138,7 @@ session → outcomes → completion → response. Read the modules in this order
   metrics                   Prometheus metrics
   errors                    the errors of the HTTP API
 
-Imports go down this list of folders: server › http › manager › workers, dispatch › tasks, events,
+Imports go down this list of folders: server › http › manager › autoscale › workers, dispatch › tasks, events,
 schedules, models › views › fleet, access, openai › errors, metrics, siblings, schedule_schema ›
 task_schema › schema.
 """

@@ -35,6 +35,7 @@ from gpu_orchestrator.apps.manager.access.key_sync import KeySync
 from gpu_orchestrator.apps.manager.access.keys import Keys
 from gpu_orchestrator.apps.manager.access.quotas import Quotas
 from gpu_orchestrator.apps.manager.access.rate_limiter import RateLimiter
+from gpu_orchestrator.apps.manager.autoscale.scaler import Scaler, ScalerDeps
 from gpu_orchestrator.apps.manager.dispatch.dispatcher import DispatcherDeps
 from gpu_orchestrator.apps.manager.dispatch.leader import Leader, StoreClock
 from gpu_orchestrator.apps.manager.dispatch.reaper import Reaper
@@ -57,6 +58,7 @@ from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
 from gpu_orchestrator.apps.manager.tasks.overview import FRESH_S, Overview
 from gpu_orchestrator.apps.manager.tasks.results import Results
 from gpu_orchestrator.apps.manager.tasks.retention import Bounds, Retention
+from gpu_orchestrator.apps.manager.tasks.service_times import ServiceTimes
 from gpu_orchestrator.apps.manager.tasks.task_logs import TaskLogs
 from gpu_orchestrator.apps.manager.tasks.task_values import TaskValues
 from gpu_orchestrator.apps.manager.tasks.waiting import Waiting
@@ -146,8 +148,20 @@ class Manager:
         self.quotas = Quotas(settings)
         clock = StoreClock()
         self.rate_limiter = RateLimiter(store.usage, settings, self.metrics, clock.now)
+        self.service_times = ServiceTimes()
         chore = Chore(store, self.metrics, self._unit_of, self.shortage)
         self.leader = Leader(self._deps(clock), clock, Reaper(store.timeouts.lease_ms), chore.do)
+        self.scaler = Scaler(
+            ScalerDeps(
+                settings,
+                store,
+                self.leader,
+                self.metrics,
+                self.audit,
+                self.sessions.send,
+                self.service_times,
+            )
+        )
         callback_config = CallbackConfig(self.signing.find, self.allowed, whole=self.results.whole)
         self.callback_sender = CallbackSender(
             store.callbacks, callback_config, self.metrics, lambda: self.leader.leads
@@ -195,6 +209,7 @@ class Manager:
             self.callback_sender,
             self.task_logs,
             self.retention,
+            self.scaler,
         )
         self._background = [loop.create_task(each.run()) for each in loops]
 
@@ -387,6 +402,7 @@ class Manager:
             lambda worker: self.model_sync.reported([worker]),
             self.settings.model_preload,
             lambda worker, message: self.sessions.send(worker.hello.name, worker.api, message, worker.epoch),
+            self.service_times,
         )
 
     def _deliver_filled(self, worker: WorkerState, assign: session.Assign) -> None:
@@ -418,6 +434,9 @@ class Manager:
         kinds = [(["known"], float(connections.known)), (["stranger"], float(connections.strangers))]
         yield gauge("http_connections", kinds)
         yield gauge("watchers", [([], len(self.feed))])
+        wanted, wait_s = self.scaler.gauges()
+        yield gauge("scale_wanted_workers", [([], float(wanted))])
+        yield gauge("scale_predicted_wait_seconds", [([], wait_s)])
         dispatcher = self.leader.dispatcher
         yield gauge("leader", [([], float(dispatcher is not None))])
         if dispatcher is None:

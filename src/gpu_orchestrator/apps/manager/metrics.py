@@ -132,6 +132,15 @@ class Metrics:
         self.tickets_lost = Counter(
             "celery_tickets_lost", "Tickets that Celery's broker did not take in time", registry=self.registry
         )
+        self.scale_decisions = Counter(
+            "scale_decisions",
+            "Steps of the autoscaler: up, keep, drain or stop",
+            ["action"],
+            registry=self.registry,
+        )
+        self.scale_failures = Counter(
+            "scale_failures", "Times that workers could not be started or ended", registry=self.registry
+        )
         self.average_s = 0.0
         self._ended: Counts[str] = Counts()
         self._answered: Counts[tuple[str, str, int]] = Counts()
@@ -195,6 +204,8 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "queue_depth": ("Waiting tasks", ("priority",)),
     "owner_tasks_queued": ("Waiting tasks of each owner", ("owner",)),
     "owner_tasks_running": ("Assigned or running tasks of each owner", ("owner",)),
+    "scale_wanted_workers": ("Workers that the autoscaler wants", ()),
+    "scale_predicted_wait_seconds": ("Predicted wait of tasks for workers of the autoscaler", ()),
     "owner_gpu_seconds_today": ("GPU seconds of each owner's tasks that ended today", ("owner",)),
 }
 """The gauges that are read each time the metrics are collected: their text and labels."""

@@ -38,7 +38,9 @@ def test_every_event_is_documented() -> None:
     """Compare with the names that the Lua scripts emit."""
     lua = "".join(path.read_text() for path in SCRIPTS.glob("*.lua"))
     counters = {"callback_tries", "tasks_expired"}
-    emitted = set(re.findall(r"'((?:tasks?|worker|gpu|callback|schedule|model)_[a-z_]+)'", lua)) - counters
+    emitted = (
+        set(re.findall(r"'((?:tasks?|worker|gpu|callback|schedule|model|scale)_[a-z_]+)'", lua)) - counters
+    )
     assert emitted | {"reset"} == column(api_docs.markdown(), "event")
 
 

@@ -56,6 +56,7 @@ from gpu_orchestrator.apps.manager.fleet.nodes import (
 )
 from gpu_orchestrator.apps.manager.fleet.past_attempts import deaths_of, hints
 from gpu_orchestrator.apps.manager.metrics import Metrics
+from gpu_orchestrator.apps.manager.tasks.service_times import Kind, ServiceTimes
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine import events
@@ -100,6 +101,7 @@ class DispatcherDeps:
     preloads: bool = True
     """Whether models are loaded before the turn of the tasks that name them."""
     tell: Callable[[WorkerState, session.Message], None] = lambda _worker, _message: None
+    service_times: ServiceTimes = field(default_factory=ServiceTimes)
 
 
 @dataclass(slots=True)
@@ -202,6 +204,9 @@ class Dispatcher:
                     self._queued(item)
                 case Ended(id=name, attempt=attempt, gpu_ms=gpu_ms):
                     if (known := self.tasks.get(name)) and known.attempt == attempt:
+                        if known.began_s:
+                            kind = Kind(known.spec.task_type, known.spec.model)
+                            self.deps.service_times.ended(kind, self.deps.now() - known.began_s)
                         self._forget(name)
                         self._add_usage(known.spec.tenant, gpu_ms / 1000)
                 case Gone(id=name):
@@ -373,7 +378,7 @@ class Dispatcher:
         pending, self._events = self._events, []
         for action in self.engine.handle_all(pending, self.deps.now()):
             if isinstance(action, events.Place):
-                self.tasks.set_waits(action.request.key, False)
+                self.tasks.set_waits(action.request.key, False, self.deps.now())
                 self._places.append(action)
 
     # --- what it does ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from gpu_orchestrator.adapters.store.history import RINGS
 from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.units import MIB, show_memory, show_seconds
 from gpu_orchestrator.apps.manager import schema
+from gpu_orchestrator.apps.manager.autoscale.schema import ScalingStatus
 from gpu_orchestrator.apps.manager.errors import Unauthorized
 from gpu_orchestrator.apps.manager.events import history
 from gpu_orchestrator.apps.manager.http.openapi import described
@@ -74,6 +75,12 @@ async def status(request: Request) -> Response:
             committed=counts.stats.get("completed", 0) if counts else 0,
         )
     )
+
+
+@router.get("/cluster/scaling", **described(ScalingStatus, needs="read"))
+async def scaling(request: Request) -> Response:
+    """Return how many workers the autoscaler wants, and why."""
+    return json_response(await manager_of(request).scaler.status())
 
 
 @router.get("/cluster/metrics", **described(schema.MetricsHistory, needs="read"))
