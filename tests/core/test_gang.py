@@ -88,6 +88,18 @@ def test_mixed_members_are_searched_before_they_are_refused(
     assert sum(len(each.devices) for each in placed) == 2 * size
 
 
+def test_search_takes_no_more_steps_in_many_domains_than_in_one() -> None:
+    """Members that differ, in racks that have enough by the numbers and yet no room: each is searched."""
+    names = [(rack, f"{rack}-{at}") for rack in "abcdefgh" for at in range(6)]
+    racks = [node(name, 8, resources={"cpu": 100}, labels={"rack": rack}) for rack, name in names]
+    members = [request(f"m{at}", 5, resources={"cpu": 1 + at % 2}) for at in range(6)]
+    asked = Gang(GangTerms("g", 7, "rack"), (*members, request("last", 4)), 7)
+    steps = [100]
+    answer = decide_gang(asked, cluster(*racks), lambda _: POLICY, random.Random(1), steps)
+    assert isinstance(answer, GangRefusal)
+    assert steps == [0]
+
+
 def test_launcher_without_gpus_is_a_member_too() -> None:
     placed = decided(gang(0, 8, 8), node("a", 8), node("b", 8))
     assert len(placed) == 3

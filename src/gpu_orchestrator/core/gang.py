@@ -24,7 +24,8 @@ from gpu_orchestrator.core.request import GangTerms, Request, Shape
 from gpu_orchestrator.core.standing import FITS, current
 
 SEARCH_STEPS = 2_000
-"""Nodes that the search for mixed members tries before it gives up: about a fifth of a second."""
+"""Nodes that the search for mixed members tries before it gives up, in all domains together: about a fifth of
+a second."""
 MOST_SEARCHED = 32
 """Members of a gang for which the search may start: of a larger one it would see a small part."""
 MOST_DOMAINS = 64
@@ -76,28 +77,35 @@ class GangRefusal:
         return replace(self.reason, gang=said)
 
 
-def decide_gang(gang: Gang, cluster: Cluster, policy_of: PolicyOf, rng: Rng) -> Together | GangRefusal:
-    """Return places for `least` members or more, or why there are none. Changes nothing."""
-    terms = gang.terms
+def decide_gang(
+    gang: Gang, cluster: Cluster, policy_of: PolicyOf, rng: Rng, steps: list[int] | None = None
+) -> Together | GangRefusal:
+    """Return places for `least` members or more, or why there are none. Changes nothing but `steps`: how many
+    the search may take, of which it leaves those that it did not need."""
+    terms, steps = gang.terms, [SEARCH_STEPS] if steps is None else steps
     if terms.domain:
-        return _in_one_domain(gang, terms.domain, cluster, policy_of, rng)
+        return _in_one_domain(gang, terms.domain, cluster, policy_of, rng, steps)
     if terms.near:
-        answer = _in_one_domain(gang, terms.near, cluster, policy_of, rng)
+        answer = _in_one_domain(gang, terms.near, cluster, policy_of, rng, steps)
         if not isinstance(answer, GangRefusal):
             return answer
-    return _together(gang, cluster, policy_of, rng)
+    return _together(gang, cluster, policy_of, rng, steps)
 
 
 def _in_one_domain(
-    gang: Gang, key: str, cluster: Cluster, policy_of: PolicyOf, rng: Rng
+    gang: Gang, key: str, cluster: Cluster, policy_of: PolicyOf, rng: Rng, steps: list[int]
 ) -> Together | GangRefusal:
     """Try one domain after the other, the one with the least to spare first. Refuse with the words for the
-    one in which most members fit."""
+    one in which most members fit. The search shares `steps` among the domains that are left: each has a part
+    of what those before it did not need."""
     best: GangRefusal | None = None
-    values = [gang.among] if gang.among else _domains(gang, key, cluster)
-    for value in values[:MOST_DOMAINS]:
+    values = ([gang.among] if gang.among else _domains(gang, key, cluster))[:MOST_DOMAINS]
+    for left, value in zip(range(len(values), 0, -1), values, strict=True):
         members = tuple(_confined(each, key, value) for each in gang.members)
-        answer = _together(replace(gang, members=members), cluster, policy_of, rng)
+        part = [steps[0] // left]
+        steps[0] -= part[0]
+        answer = _together(replace(gang, members=members), cluster, policy_of, rng, part)
+        steps[0] += part[0]
         if not isinstance(answer, GangRefusal):
             return answer
         if best is None or answer.placed > best.placed:
@@ -166,7 +174,9 @@ def _room(shape: Shape, cluster: Cluster) -> Ints:
     return room
 
 
-def _together(gang: Gang, cluster: Cluster, policy_of: PolicyOf, rng: Rng) -> Together | GangRefusal:
+def _together(
+    gang: Gang, cluster: Cluster, policy_of: PolicyOf, rng: Rng, steps: list[int]
+) -> Together | GangRefusal:
     for shape, member in {each.shape: each for each in gang.members}.items():
         if shape.within is None:
             current(shape, cluster, policy_of(member))  # kept for the next try; a copy's is lost with it
@@ -179,7 +189,7 @@ def _together(gang: Gang, cluster: Cluster, policy_of: PolicyOf, rng: Rng) -> To
         if len(others) >= gang.least:
             return tuple(others)
     elif _is_worth_searching(hardest_first):
-        found = _search(hardest_first, cluster.copy(), policy_of, rng, [SEARCH_STEPS])
+        found = _search(hardest_first, cluster.copy(), policy_of, rng, steps)
         if found is not None:
             return found
     never = refusal.never or (gang.is_all and _is_too_much(gang, cluster))
