@@ -66,3 +66,10 @@ def test_terms(annotations: dict[str, str], spec: dict[str, Any], wanted: GangTe
 def test_bad_terms_say_what_to_write(annotations: dict[str, str], says: str) -> None:
     with pytest.raises(BadGpuRequest, match=says.replace("(", r"\(")):
         terms(annotations)
+
+
+def test_two_long_names_that_begin_alike_are_two_gangs() -> None:
+    found = [terms({"gang": f"{'g' * 1000}{at}", "gang-size": "2"}) for at in "12"]
+    assert None not in found
+    assert len({each.name for each in found if each}) == 2
+    assert all(len(each.name) < 120 for each in found if each)

@@ -4,6 +4,8 @@ A pod says it by annotations, or its claim by `gangRef` and `gangSize`. Gangs of
 the namespace is a part of the name.
 """
 
+import hashlib
+
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.claims import BadGpuRequest, shortened
 from gpu_orchestrator.api.gpuclaim import GpuClaimSpec
@@ -34,7 +36,13 @@ def terms(pod: Pod, claim: GpuClaimSpec | None) -> GangTerms | None:
     required, preferred = (
         given.get(each, "") for each in (names.TOPOLOGY_REQUIRED, names.TOPOLOGY_PREFERRED)
     )
-    return GangTerms(f"{pod.metadata.namespace}/{shortened(name)}", least, required, preferred)
+    return GangTerms(f"{pod.metadata.namespace}/{_distinct(name)}", least, required, preferred)
+
+
+def _distinct(name: str) -> str:
+    """Return the name as it can be shown. Two long ones that begin alike stay two."""
+    shown = shortened(name)
+    return shown if shown == name else f"{shown}{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _check_alone(pod: Pod) -> None:
