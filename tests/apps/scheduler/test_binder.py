@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,8 +16,9 @@ from gpu_orchestrator.adapters.kube.transport.base import Answer
 from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
 from gpu_orchestrator.api.kubernetes import Lease
 from gpu_orchestrator.api.nodedevices import KEPT_FOR_PLUGIN
+from gpu_orchestrator.api.volume_choice import VolumePlan
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Failed, Outcome
-from gpu_orchestrator.apps.scheduler.binding.binder import Binder
+from gpu_orchestrator.apps.scheduler.binding.binder import Acquired, Binder
 from gpu_orchestrator.apps.scheduler.binding.claim_writer import ClaimWriter
 from gpu_orchestrator.apps.scheduler.binding.device_leases import DeviceLeases, LeaseHold
 from gpu_orchestrator.apps.scheduler.binding.mps_gate import MpsGate
@@ -74,11 +76,9 @@ def leases_on(server: Server) -> DeviceLeases:
     return DeviceLeases(Client(server), "system", known, metrics=Metrics(), now=lambda: "now")
 
 
-async def perform(server: Server, **more: Any) -> Outcome:
-    """Bind `p` to devices 0 and 1 of node a."""
+def binder_on(server: Server, **more: Any) -> Binder:
     client = Client(server)
-    shown = pod("p", gpus=1)
-    binder = Binder(
+    return Binder(
         client,
         PodStatusWriter(client, Store()),
         leases_on(server),
@@ -90,10 +90,18 @@ async def perform(server: Server, **more: Any) -> Outcome:
         now=lambda: "t2",
         **more,
     )
+
+
+def job_on(server: Server) -> BindJob:
+    """Return the job to bind `p` to devices 0 and 1 of node a."""
+    shown = pod("p", gpus=1)
     server.pod["metadata"]["resourceVersion"] = shown.metadata.resource_version
-    at = Placement("uid-p", "a", devices=(0, 1))
+    return BindJob(shown, Placement("uid-p", "a", devices=(0, 1)), (Device(0), Device(1)))
+
+
+async def perform(server: Server, **more: Any) -> Outcome:
     async with asyncio.timeout(60):
-        return await binder.perform(BindJob(shown, at, (Device(0), Device(1))))
+        return await binder_on(server, **more).perform(job_on(server))
 
 
 async def test_bind_that_is_answered_has_its_leases() -> None:
@@ -197,3 +205,24 @@ async def test_unknown_outcome_that_cannot_be_settled_ends_and_keeps_the_leases(
     assert isinstance(outcome, Failed)
     assert outcome.is_permanent
     assert {lease.metadata.name for lease in outcome.found} == set(server.leases) == {"gpu-a-0", "gpu-a-1"}
+
+
+async def test_members_of_a_gang_that_wait_for_volumes_do_not_keep_other_gangs_from_binding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gpu_orchestrator.apps.scheduler.binding.binder.GANGS_AT_ONCE", 1)
+    server, forever = Server(), asyncio.Event()
+    binder, job = binder_on(server), job_on(server)
+
+    async def wait(_: BindJob, __: VolumePlan, acquired: Acquired) -> Acquired:
+        await forever.wait()
+        return acquired
+
+    monkeypatch.setattr(binder, "_with_volumes", wait)
+    waits = replace(job, volumes=VolumePlan("a"))
+    first = asyncio.create_task(binder.perform_gang("slow", [waits]))
+    async with asyncio.timeout(60):
+        (outcome,) = await binder.perform_gang("quick", [job])
+    assert isinstance(outcome, Bound), outcome.why
+    forever.set()
+    await first

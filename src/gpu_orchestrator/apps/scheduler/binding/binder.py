@@ -14,7 +14,8 @@ version. What the pod's annotation says decides nothing, because its owner can c
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -42,12 +43,13 @@ from gpu_orchestrator.apps.scheduler.binding.mps_gate import MpsGate
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.binding.volume_binder import Unbound, VolumeBinder
 
-A = TypeVar("A")
 T = TypeVar("T")
 
 SETTLE_EVERY_S = 1.0
 GANGS_AT_ONCE = 32
-"""Members of gangs that are prepared or bound at once: half of the connections are left to other pods."""
+"""Members of gangs that are prepared or bound at once: half of the connections are left to other pods. Those
+that wait for volumes or daemons do not count."""
+NO_SLOTS = nullcontext()
 
 log = structlog.get_logger()
 
@@ -106,14 +108,15 @@ class Binder:
     async def perform_gang(self, gang: str, jobs: Sequence[BindJob]) -> list[Outcome]:
         """Acquire what all jobs need, then bind all pods. If one job cannot go on, release everything. A bind
         cannot be undone, so after the first one the others go on, whatever becomes of it."""
-        results = await asyncio.gather(*map(self._in_turn(self._prepare), jobs), return_exceptions=True)
+        preparing = (self._prepare(job, self._gang_slots) for job in jobs)
+        results = await asyncio.gather(*preparing, return_exceptions=True)
         prepared: list[Ready | Failed] = [
             _judged(job, result) for job, result in zip(jobs, results, strict=True)
         ]
         failed = next((each for each in prepared if isinstance(each, Failed)), None)
         ready = [each for each in prepared if isinstance(each, Ready)]
         if failed is None and self._may_write():
-            bound = await asyncio.gather(*map(self._in_turn(self._finish), ready), return_exceptions=True)
+            bound = await asyncio.gather(*map(self._finish_in_turn, ready), return_exceptions=True)
             return [_judged(each.job, result) for each, result in zip(ready, bound, strict=True)]
         await self._release([hold for each in ready for hold in each.holds])
         why = f"{key(failed.job.pod)}: {failed.why}" if failed else "another scheduler leads now"
@@ -121,18 +124,19 @@ class Binder:
             each if isinstance(each, Failed) else Failed(each.job, f"gang {gang}: {why}") for each in prepared
         ]
 
-    def _in_turn(self, step: Callable[[A], Awaitable[T]]) -> Callable[[A], Coroutine[Any, Any, T]]:
-        async def do(given: A) -> T:
-            async with self._gang_slots:
-                return await step(given)
+    async def _finish_in_turn(self, ready: Ready) -> Outcome:
+        async with self._gang_slots:
+            return await self._finish(ready)
 
-        return do
-
-    async def _prepare(self, job: BindJob) -> Ready | Failed:
-        """Acquire what the job needs; on failure release what was acquired."""
+    async def _prepare(
+        self, job: BindJob, slots: AbstractAsyncContextManager[None] = NO_SLOTS
+    ) -> Ready | Failed:
+        """Acquire what the job needs; on failure release what was acquired. `slots` bound how many write
+        leases at once."""
         try:
-            job = replace(job, pod=await self._pod_status.latest(job.pod))
-            acquired = await self._acquire(job)
+            async with slots:
+                job = replace(job, pod=await self._pod_status.latest(job.pod))
+                acquired = await self._acquire(job)
             if not acquired.refusals and job.volumes is not None and self._may_write():
                 acquired = await self._with_volumes(job, job.volumes, acquired)
             why = "; ".join(acquired.refusals)
