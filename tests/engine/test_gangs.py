@@ -22,7 +22,7 @@ from gpu_orchestrator.engine.events import (
     RequestRemoved,
     Tick,
 )
-from gpu_orchestrator.engine.gangs import MOST_KINDS, PATIENCE_S, PartlyStarted
+from gpu_orchestrator.engine.gangs import MOST_KINDS, PATIENCE_S, STEPS_PER_S, PartlyStarted
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.builders import node, request, whole
 
@@ -230,6 +230,58 @@ def test_late_member_is_short_when_the_others_end_before_its_turn() -> None:
     assert together(world.tell(RequestAdded(member("m2")), RequestRemoved("m1"))) == []
     assert said(world.tell(Tick(), after_s=PATIENCE_S)) == {"m2": "gang g: waits until 2 members are there"}
     assert together(world.ask(member("m3"))) == [{"m2", "m3"}]
+
+
+def test_member_that_comes_and_goes_does_not_have_its_refused_gang_decided_each_time() -> None:
+    world = World(node("a", 8))
+    world.ask(member("m1"), member("m2"))
+    world.tell(RequestRemoved("m2"))
+    assert world.ask(member("m2")) == []
+    assert world.engine.state_of("m2") == "parked"
+    assert world.tell(NodeUpdated(node("b", 8))) == []
+    assert together(world.tell(Tick(), after_s=1.0)) == [{"m1", "m2"}]
+
+
+def test_members_that_wait_go_on_when_another_scheduler_places_one_of_them() -> None:
+    """Two schedulers were about to place the same gang, and one was killed after its first bind."""
+    world = World(*two_nodes(), max_in_flight=1)
+    world.ask(request("first", 1))
+    assert world.ask(member("m1", 4), member("m2", 4)) == []
+    world.tell(PlacementObserved(whole("m1", "a", 4, 5, 6, 7)))
+    world.tell(MemberObserved("m1", "a", GangTerms("g", 2)))
+    assert together(world.tell(Placed("first"))) == [{"m2"}]
+
+
+def test_gang_of_which_a_member_was_deleted_on_its_way_has_started_in_part() -> None:
+    world = World(*two_nodes())
+    world.ask(member("m1"), member("m2"))
+    world.tell(RequestRemoved("m2"), Placed("m1"), PlaceFailed("m2"))
+    assert world.engine.partly_started() == [PartlyStarted("g", 2, ("m1",))]
+
+
+def test_gang_whose_member_changes_while_it_is_in_the_queue_stays_there_once() -> None:
+    """Its speaker is another one, with the rank and number of the one before."""
+    world = World(*two_nodes(), max_in_flight=1)
+    world.ask(request("first", 1))
+    world.ask(member("m1", 4, priority=1), member("m2", 4))
+    world.ask(member("m1", 3, priority=1))
+    assert together(world.tell(Placed("first"))) == [{"m1", "m2"}]
+    assert world.engine.counts()["active"] == 0
+
+
+def test_search_for_places_of_all_gangs_together_is_bounded() -> None:
+    """Members that differ and by the numbers have room: each look at them is a long search."""
+    world = World(*(node(f"n{at}", 8, resources={"cpu": 100}) for at in range(6)))
+    for name in range(30):
+        sizes = [(5, 1 + at % 3) for at in range(6)] + [(4, 1)]
+        world.ask(
+            *(
+                member(f"{name}-{at}", size, name=f"g{name}", least=7, resources={"cpu": cpu})
+                for at, (size, cpu) in enumerate(sizes)
+            )
+        )
+    assert world.engine._gangs.steps(0.0) == [0]
+    assert world.engine._gangs.steps(1.0) == [STEPS_PER_S]
 
 
 def test_changed_member_counts_once() -> None:

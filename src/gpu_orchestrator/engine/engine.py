@@ -17,7 +17,7 @@ from gpu_orchestrator.core.answer import Placement, Refusal, not_judged
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide, decide_among, why_not
 from gpu_orchestrator.core.policy import Policy, Rng
-from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.core.request import GangTerms, Request
 from gpu_orchestrator.core.standing import current
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.backoff import Backoff
@@ -253,7 +253,11 @@ class Engine:
                 self.models.observe(node, copies, most, now)
                 self._wake(node if node in self.cluster else None)
             case events.MemberObserved(key, node, gang):
-                self._gangs.observed(key, node, gang)
+                self._observe_member(key, node, gang, now)
+
+    def _observe_member(self, key: str, node: str, gang: GangTerms, now: float) -> None:
+        if (speaker := self._gangs.observed(key, node, gang, now)) is not None:
+            self._queue.push(speaker)
 
     def _add(self, event: RequestAdded, now: float, actions: list[Action]) -> None:
         request, key = event.request, event.request.key
@@ -319,7 +323,7 @@ class Engine:
             self._take_out(waiting)
         if request is not None:
             if request.gang is not None:
-                self._gangs.observed(key, placement.node, request.gang)
+                self._observe_member(key, placement.node, request.gang, self._now)
             flow, cost = self._order.flow(request), self._order.cost(request)
             self._queue.limits_changed(self._fair_share.take(key, flow, cost))
             if request.shape.model:
@@ -427,7 +431,7 @@ class Engine:
         if gang.is_short:  # members ended that it had counted on
             self._gangs.dequeue(gang, now)
             return
-        answer = judge(gang, self.cluster, self._order.cost, self._rng)
+        answer = judge(gang, self.cluster, self._order.cost, self._rng, self._gangs.steps(now))
         if isinstance(answer, Refusal):
             self._gangs.park(gang, answer, now)
             if answer.error:

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 from gpu_orchestrator.core.answer import Placement, Refusal, not_judged
 from gpu_orchestrator.core.cluster import Cluster
-from gpu_orchestrator.core.gang import Gang, GangRefusal, decide_gang, may_fit
+from gpu_orchestrator.core.gang import SEARCH_STEPS, Gang, GangRefusal, decide_gang, may_fit
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import GangTerms, Request, Shape
 from gpu_orchestrator.engine.backoff import Backoff
@@ -29,7 +29,9 @@ PATIENCE_S = 1.0
 MOST_KINDS = 64
 """Different requests of one gang. Each costs a look at every node, all in one go."""
 MOST_CHECKED = 256
-"""Parked gangs whose room is counted in one call."""
+"""Parked gangs whose room is counted in one call, and different requests for which it is."""
+STEPS_PER_S = 500
+"""Steps of the search for mixed members, of all gangs together: about a twentieth of the time."""
 
 Stage = Literal["short", "queued", "parked"]
 
@@ -46,6 +48,8 @@ class Members:
     refusal: Refusal | None = None
     confirmed: set[str] = field(default_factory=set)
     has_begun: bool = False
+    has_observed: bool = False
+    """Members were placed before a restart or by others: then nobody knows how many began together."""
     told: set[str] = field(default_factory=set)
     attempts: int = 0
     rests_until: float = 0.0
@@ -85,6 +89,14 @@ class Gangs:
         self._has_news = False
         self._short: dict[str, float] = {}
         """When to tell the members of a gang that others are missing."""
+        self._steps, self._steps_at = [SEARCH_STEPS], 0.0
+
+    def steps(self, now: float) -> list[int]:
+        """Return how many steps the search for places may take now; it takes them from the list."""
+        new = int((now - self._steps_at) * STEPS_PER_S)
+        if new > 0:
+            self._steps[0], self._steps_at = min(self._steps[0] + new, SEARCH_STEPS), now
+        return self._steps
 
     @property
     def has_waiting(self) -> bool:
@@ -127,8 +139,18 @@ class Gangs:
             self.recheck(gang)
         elif gang.is_short:
             self._short.setdefault(terms.name, now + PATIENCE_S)
-        elif gang.stage == "short":
+        return self._if_complete(gang, now)
+
+    def _if_complete(self, gang: Members, now: float) -> Waiting | None:
+        """Return the entry for the queue of a gang that was short and has enough members now. One that was
+        refused rests first, or a member that comes and goes would have it decided each time."""
+        if gang.stage != "short" or gang.is_short:
+            return None
+        if gang.rests_until <= now:
             return self.enqueue(gang)
+        gang.stage = "parked"
+        self._parked[gang.terms.name] = gang
+        self.recheck(gang)
         return None
 
     def leave(self, key: str, now: float) -> Waiting | None:
@@ -169,12 +191,15 @@ class Gangs:
             gang.confirmed.add(key)
             gang.has_begun = gang.has_begun or len(gang.confirmed) >= gang.terms.least
 
-    def observed(self, key: str, node: str, terms: GangTerms) -> None:
-        """A member was found running, placed before a restart or by others."""
+    def observed(self, key: str, node: str, terms: GangTerms, now: float) -> Waiting | None:
+        """A member was found running, placed before a restart or by others. Return the entry for the queue if
+        those that wait are enough beside it."""
         gang = self._gangs.setdefault(terms.name, Members(terms))
         self._gang_of[key] = gang
+        gang.has_observed = True
         self.starts(key, node)
         self.confirm(key)
+        return self._if_complete(gang, now)
 
     def ends(self, key: str) -> None:
         """A member that was in flight or held is gone. Those that still wait are asked for again."""
@@ -191,12 +216,13 @@ class Gangs:
             self._parked.pop(gang.terms.name, None)
 
     def partly_started(self, in_flight: Container[str]) -> list[PartlyStarted]:
-        """Return gangs that hold places, have members that wait, and began without enough of them."""
+        """Return gangs that hold places and began without enough members: some wait, or were deleted while
+        the others were placed."""
         return [
             PartlyStarted(name, gang.terms.least, tuple(gang.started))
             for name, gang in self._gangs.items()
             if gang.started
-            and gang.waiting
+            and (gang.waiting or not gang.has_observed)
             and not gang.has_begun
             and not any(key in in_flight for key in gang.started)
         ]
@@ -283,7 +309,7 @@ class Gangs:
         for gang in self._of(self._unchecked):
             if gang.rests_until > now:
                 continue
-            if checked >= MOST_CHECKED:
+            if max(checked, len(rooms)) >= MOST_CHECKED:
                 return
             checked += 1
             del self._unchecked[gang.terms.name]
@@ -301,9 +327,10 @@ class Chosen(NamedTuple):
 
 
 def judge(
-    gang: Members, cluster: Cluster, cost: Callable[[Request], float], rng: Rng
+    gang: Members, cluster: Cluster, cost: Callable[[Request], float], rng: Rng, steps: list[int]
 ) -> list[Chosen] | Refusal:
-    """Return places for members of the gang with what they cost their flow, or why there are none."""
+    """Return places for members of the gang with what they cost their flow, or why there are none. `steps` is
+    how many the search for them may take."""
     members = gang.waiting
     kinds = {each.request.shape for each in members.values()}
     if len(kinds) > MOST_KINDS:
@@ -311,7 +338,8 @@ def judge(
         said = f"gang {gang.terms.name}: {asked}, more than {MOST_KINDS}"
         return Refusal(len(cluster), gang=said)
     try:
-        answer = decide_gang(to_decide(gang, cluster), cluster, lambda each: members[each.key].policy, rng)
+        together = to_decide(gang, cluster)
+        answer = decide_gang(together, cluster, lambda each: members[each.key].policy, rng, steps)
         if isinstance(answer, GangRefusal):
             return answer.refusal
         return [Chosen(members[each.key], each, cost(members[each.key].request)) for each in answer]

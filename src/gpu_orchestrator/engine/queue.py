@@ -28,6 +28,11 @@ class Waiting:
     is_parked: bool = False
     passed: int = 0
 
+    def __lt__(self, other: "Waiting") -> bool:
+        """Two speakers of one gang may be equal in rank and number: the heap keeps the one that was removed,
+        and compares the one that takes its place with it."""
+        return False
+
 
 class Queue:
     def __init__(self, fair_share: FairShare) -> None:
