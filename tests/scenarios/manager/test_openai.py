@@ -12,6 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from tests.apps.manager.conftest import KEY, TOKEN, NewSite, Site, new_site
 from tests.apps.manager.http.test_key_routes import make
+from tests.apps.worker import test_server
 from tests.support.patience import PATIENCE_S
 from tests.support.workers import Worker, gone_within
 
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.real
 __all__ = ["new_site"]
 
 HI: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "one two three"}]
+SERVER = "gpu_orchestrator.apps.worker.handlers.server:Server"
 FOREVER: Any = [{"role": "user", "content": "more forever and ever"}]
 
 
@@ -55,7 +57,8 @@ class Served:
 @pytest.fixture
 async def served(new_site: NewSite, tmp_path: Path) -> AsyncIterator[Served]:
     served = Served(await new_site(rate_limit_per_minute=0, rate_limit_per_hour=0), tmp_path)
-    options = ("--model", "talk=tests.support.model_classes:Talk", "--simulate", "1xL4:24GiB")
+    classes = "--model", "talk=tests.support.model_classes:Talk", "--model", f"server={SERVER}"
+    options = (*classes, "--simulate", "1xL4:24GiB")
     worker = Worker(served.site.running.url, tmp_path / "log", *options, token=TOKEN)
     async with asyncio.timeout(PATIENCE_S):
         while (await served.site.call("GET", "/workers/w"))[1].get("status") != "online":  # noqa: ASYNC110 - asked over HTTP
@@ -92,7 +95,7 @@ async def test_package_gets_answers(served: Served) -> None:
         vectors = await client.embeddings.create(model="org/tiny", input=["abc", "d"], **chosen)  # type: ignore[arg-type]
         assert [each.embedding for each in vectors.data] == [[3.0, 0.5], [1.0, 0.5]]
         assert vectors.usage.total_tokens == 2
-    assert [each.id for each in (await client.models.list()).data] == ["org/tiny", "talk"]
+    assert [each.id for each in (await client.models.list()).data] == ["org/tiny", "server", "talk"]
     assert (await client.models.retrieve("org/tiny")).owned_by == "gpu-orchestrator"
 
 
@@ -158,6 +161,22 @@ async def test_client_that_will_not_wait_for_a_load_is_told_when_to_come_back(se
     assert answer.choices[0].message.content == "three two one "
 
 
+async def test_server_that_a_worker_starts_serves_and_comes_back(served: Served) -> None:
+    client = served.client()
+    given = test_server.options(served.journal)
+    await served.declare("served", handler="server", gpus=1, memory="8GiB", options=given)
+    stream = await client.chat.completions.create(model="served", messages=HI, stream=True)
+    assert "".join([each.choices[0].delta.content or "" async for each in stream]) == "three two one "
+    vectors = await client.embeddings.create(model="served", input="abc")
+    assert vectors.data[0].embedding == [3.0]
+    broken = await client.completions.create(model="served", prompt="crash word", stream=True)
+    with pytest.raises(openai.APIError) as interrupted:
+        [each async for each in broken]
+    assert interrupted.value.code == "answer_interrupted"
+    text = await client.completions.create(model="served", prompt="a b")
+    assert text.choices[0].text == "b a "
+
+
 async def test_package_gets_errors_as_its_own_exceptions(served: Served) -> None:
     client, site = served.client(), served.site
 
@@ -174,7 +193,7 @@ async def test_package_gets_errors_as_its_own_exceptions(served: Served) -> None
     await refused(openai.PermissionDeniedError, served.client(reader))
     unknown = await refused(openai.NotFoundError, model="gpt-4")
     assert (unknown.code, unknown.param) == ("model_not_found", "model")
-    assert "known: org/tiny, talk" in unknown.message
+    assert "known: org/tiny, server, talk" in unknown.message
     assert (await refused(openai.BadRequestError, n=2)).param == "n"
     assert (await refused(openai.BadRequestError, extra_headers={"X-Cold-Start": "x"})).status_code == 400
     await served.declare("giant", memory="80GiB", gpus=1)

@@ -47,6 +47,8 @@ back the same way until the manager acknowledges it. Read the modules in this or
   handlers/text_generation  task type `text_generation`: a language model of transformers, if installed
   handlers/embedding        task type `embedding`: vectors of texts, likewise
   handlers/torch_device     what these two share: local weights, and where they go
+  handlers/server           a model that a server with OpenAI's API holds, which the runner starts
+  handlers/server_process   starts that server, waits until it is healthy, starts it again
   handlers/http             task type `http`: forwards the task to a server beside the worker
   handlers/command          task type `command`: runs a program; off by default
   task                      what a handler receives: the task, its progress and its cancellation

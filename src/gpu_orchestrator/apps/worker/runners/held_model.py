@@ -5,11 +5,13 @@ task, and `run` for each. The memory is freed because the process ends, whatever
 """
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from time import monotonic
 from typing import Any, Protocol
 
+from gpu_orchestrator.adapters import keeper
 from gpu_orchestrator.apps.worker.frames import Load
 from gpu_orchestrator.apps.worker.task import LoadFailed, Model, Sink, Task
 
@@ -24,6 +26,14 @@ class Handler(Protocol):
 class HeldModel:
     handler: Handler
     load_s: float
+
+
+def processes(model: HeldModel | None) -> frozenset[int]:
+    """Return the processes that a handler says it keeps, with all that they started. It has a method
+    `processes` if it may start some after its load."""
+    told: Callable[[], Iterable[int]] | None = getattr(model.handler, "processes", None) if model else None
+    roots = list(told()) if told else []
+    return frozenset(each for root in roots for each in (root, *keeper.descendants(root)))
 
 
 def load(frame: Load, target: str, output: Sink) -> HeldModel:

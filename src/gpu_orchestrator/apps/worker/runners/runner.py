@@ -191,7 +191,8 @@ class Runner:
 
     def _has_children(self) -> bool:
         """Return whether an interrupted task left processes behind; they end with this runner."""
-        return not self._own_children.issuperset(keeper.descendants(os.getpid()))
+        own = self._own_children | held_model.processes(self._model)
+        return not own.issuperset(keeper.descendants(os.getpid()))
 
     def _read_urgent(self) -> None:
         """Read urgent frames, in the second thread. End the process when the agent closes the bell."""
