@@ -5,11 +5,14 @@ has a `path` besides, where the file lies while the task runs."""
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 _NAMED = re.compile(rb'"\$file"\s*:\s*"(file-[0-9a-f]{32})"')
+_SPELLED = re.compile(
+    rb'"(?:[$]|\\u0024)(?:f|\\u0066)(?:i|\\u0069)(?:l|\\u006[cC])(?:e|\\u0065)"\s*:'  # however it is escaped
+)
 PREFIX = "file-"
 LONGEST_NAME = 200
 
@@ -49,13 +52,22 @@ def keep_with(keep: Keep | None) -> None:
 
 
 def with_paths(parameters: bytes, paths: Mapping[str, str]) -> bytes:
-    """Return parameters in which each file that is named has its path."""
+    """Return parameters in which each file that is named has its path, and no other path: who submits a task
+    may not choose which file of the worker its function opens."""
+    if not _SPELLED.search(parameters):  # nearly always
+        return parameters
+    import json  # keeps numbers as they are, however large
 
-    def filled(found: "re.Match[bytes]") -> bytes:
-        path = paths.get(found[1].decode())
-        return found[0] if path is None else found[0] + b',"path":' + msgspec.json.encode(path)
+    return json.dumps(_filled(json.loads(parameters), paths), separators=(",", ":")).encode()
 
-    return _NAMED.sub(filled, parameters)
+
+def _filled(value: Any, paths: Mapping[str, str]) -> Any:
+    if isinstance(value, list):
+        return [_filled(each, paths) for each in value]
+    if not isinstance(value, dict):
+        return value
+    filled = {name: _filled(each, paths) for name, each in value.items()}
+    return {**filled, "path": paths.get(str(value["$file"]), "")} if "$file" in value else filled
 
 
 def named_in(parameters: bytes) -> list[str]:

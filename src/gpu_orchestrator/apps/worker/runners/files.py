@@ -30,9 +30,8 @@ class Files:
         self._task = task
         files.keep_with(self._keep)
         named = files.named_in(task.raw_parameters)
-        if named:
-            paths = {name: self._fetched(task, name) for name in named}
-            task.raw_parameters = files.with_paths(task.raw_parameters, paths)
+        paths = {name: self._fetched(task, name) for name in named}
+        task.raw_parameters = files.with_paths(task.raw_parameters, paths)
 
     def _fetched(self, task: Task, name: str) -> str:
         return self._ask(lambda at: frames.Wants(*task.key, at, name)).path
