@@ -324,3 +324,13 @@ def test_cancel_says_which_were_still_to_be_cancelled() -> None:
     world = World(Reply(200, msgspec.json.encode({"tasks": gone})))
     with pytest.raises(errors.NotFound, match="there is no task c"):
         world.run(world.talk.cancel(["c"]))
+
+
+def test_own_idempotency_key_is_the_only_one_that_is_sent() -> None:
+    world = World(ACCEPTED, ACCEPTED)
+    assert world.run(world.talk.submit([Call("echo", idempotency_key="nightly")])) == ["a"]
+    world.run(world.talk.submit([Call("echo")]))
+    own, made = world.asked
+    assert b'"idempotency_key":"nightly"' in (own.body or b"")
+    assert own.headers == {}, "a server refuses a task with two keys"
+    assert made.headers == {"Idempotency-Key": "key-0"}

@@ -151,6 +151,21 @@ def test_what_cannot_be_submitted_is_refused() -> None:
             client.submit("echo", 1, 2)  # type: ignore[call-overload]
         with pytest.raises(TypeError, match="unknown option 'memory'"):
             client.submit("echo", memory=1)  # type: ignore[call-overload]
+        with pytest.raises(ValueError, match="option timeout is nan; give a number"):
+            client.submit("echo", timeout=float("nan"))
+        with pytest.raises(BadArguments, match=r"options of echo cannot be sent as JSON: .*surrogates"):
+            client.submit("echo", labels={"a": "\udcff"})
+        with pytest.raises(BadArguments, match="missing a required argument: 'epochs'"):
+            client.batch([train])  # type: ignore[arg-type]
+        with pytest.raises(IsADirectoryError):
+            client.upload("/")
+
+
+def test_one_dependency_needs_no_list() -> None:
+    with testing.local() as client:
+        first = client.submit(train, 1)
+        assert client.submit(train.options(depends_on=first.id), 1).result()
+        assert client.submit(train.options(depends_on=first), 1).result()
 
 
 def test_own_client_is_back_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:

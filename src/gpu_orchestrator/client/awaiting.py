@@ -135,7 +135,7 @@ class AsyncClient:
 
     async def batch(self, tasks: Iterable[Call[R]], /) -> list[AsyncHandle[R]]:
         """Submit many tasks with few requests."""
-        asked = list(tasks)
+        asked = [calls.of(each, (), {}) for each in tasks]
         ids = await self._run(self._with.submit(asked))
         return [AsyncHandle(self, call, task_id) for call, task_id in zip(asked, ids, strict=True)]
 

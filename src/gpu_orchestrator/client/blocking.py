@@ -158,7 +158,7 @@ class Client:
 
     def batch(self, tasks: Iterable[Call[R]], /) -> list[Handle[R]]:
         """Submit many tasks with few requests. Up to a thousand are taken as a whole or not at all."""
-        asked = list(tasks)
+        asked = [calls.of(each, (), {}) for each in tasks]
         ids = self._run(self._with.submit(asked))
         return [Handle(self, call, task_id) for call, task_id in zip(asked, ids, strict=True)]
 

@@ -87,11 +87,12 @@ class Conversation:
     def submit(self, calls: Sequence[Call[Any]]) -> Steps[list[str]]:
         """Submit tasks; return their ids."""
         if len(calls) == 1:
-            body, key = _encode(calls[0].body()), {"Idempotency-Key": self.new_key()}
-            reply = yield from self._ask(Ask("POST", f"{PREFIX}/tasks", body, key))
+            has_key = bool(calls[0].options.get("idempotency_key"))
+            key = {} if has_key else {"Idempotency-Key": self.new_key()}
+            reply = yield from self._ask(Ask("POST", f"{PREFIX}/tasks", calls[0].encoded(), key))
             return [_decoded(reply, _Accepted, self.url).task_id]
         ids: list[str] = []
-        for bodies in _parts([_encode(each.body()) for each in calls]):
+        for bodies in _parts([each.encoded() for each in calls]):
             body, key = b'{"tasks":[%b]}' % b",".join(bodies), {"Idempotency-Key": self.new_key()}
             try:
                 reply = yield from self._ask(Ask("POST", f"{PREFIX}/tasks/batch", body, key))

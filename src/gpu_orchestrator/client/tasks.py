@@ -2,6 +2,7 @@
 Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
@@ -31,7 +32,7 @@ class Options(TypedDict, total=False):
     """Stop it after this many seconds."""
     retries: int
     labels: Mapping[str, str]
-    depends_on: "Sequence[Pending[Any] | str]"
+    depends_on: "Sequence[Pending[Any] | str] | Pending[Any]"
     """Handles or ids of tasks that must have ended before. Those whose `output` is an argument are among them
     by themselves."""
     on_failure: Literal["cancel", "run"]
@@ -82,9 +83,13 @@ FIELDS = {"model": "model_name", "retries": "max_retries"}
 def checked(options: Mapping[str, Any]) -> Options:
     """Return the options; raise `TypeError` for a word that is none."""
     known = Options.__annotations__
-    for name in options:
+    for name, value in options.items():
         if name not in known:
             raise TypeError(f"unknown option {name!r}; known: {', '.join(sorted(known))}")
+        if isinstance(value, float) and not isfinite(
+            value
+        ):  # as JSON it would be null, which lifts the limit
+            raise ValueError(f"option {name} is {value}; give a number, or leave it out")
     return cast(Options, dict(options))
 
 
@@ -118,7 +123,7 @@ class Call(Generic[R_co]):
         **options: Any,
     ) -> None:
         self.task_type, self.options = task_type, checked(options)
-        self.depends_on = [_id_of(each) for each in self.options.pop("depends_on", None) or ()]
+        self.depends_on = _ids_of(self.options.pop("depends_on", None))
         taken = Taken()
         self.parameters = msgspec.Raw(_encode({} if parameters is None else parameters, taken))
         self.take(taken.ids)
@@ -142,6 +147,14 @@ class Call(Generic[R_co]):
             **({"resources": resources} if resources else {}),
         }
 
+    def encoded(self) -> bytes:
+        from gpu_orchestrator.client.errors import BadArguments
+
+        try:
+            return msgspec.json.encode(self.body())
+        except (TypeError, ValueError, OverflowError) as error:
+            raise BadArguments(f"the options of {self.task_type} cannot be sent as JSON: {error}") from error
+
 
 class Taken:
     """Writes handles among the parameters as references to their results, and collects them."""
@@ -156,8 +169,10 @@ class Taken:
         return references.to(value.id)
 
 
-def _id_of(task: "Pending[Any] | str") -> str:
-    return task.id if isinstance(task, Pending) else task
+def _ids_of(tasks: "Sequence[Pending[Any] | str] | Pending[Any] | None") -> list[str]:
+    """Return the ids of tasks; one alone will do, as a text is a sequence, too."""
+    several = [tasks] if isinstance(tasks, Pending | str) else tasks or ()
+    return [each.id if isinstance(each, Pending) else each for each in several]
 
 
 def _encode(parameters: Any, taken: Taken) -> bytes:

@@ -36,9 +36,10 @@ def named(file: File | str) -> File:
 def send(talk: Conversation, path: Path, name: str) -> Steps[File]:
     """Upload a file; return what stands for it. Ask first: a server that refuses a body half way is not
     heard."""
-    room = query({"limit": "1", "room_for": str(path.stat().st_size)})
+    with path.open("rb") as file:  # else a folder, or a file of others, would look like a lost connection
+        room = query({"limit": "1", "room_for": str(os.fstat(file.fileno()).st_size)})
     yield from talk.ask(Ask("GET", f"{PREFIX}/files{room}"), dict)
-    target = f"{PREFIX}/files{query({'name': name or plain_name(path.name)})}"
+    target = f"{PREFIX}/files{query({'name': plain_name(name or path.name)})}"
     sent = yield from talk.ask(Ask("POST", target, file=os.fspath(path), answer_s=ANSWER_S), _Info)
     return File(sent.file_id, sent.name, sent.bytes)
 
