@@ -29,6 +29,7 @@ TYPES = (
     "model_loaded",
     "model_unloaded",
     "cluster_rebalance_started",
+    "cluster_rebalance_ended",
     "scale_event",
     "reset",
 )

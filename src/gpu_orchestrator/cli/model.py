@@ -1,7 +1,7 @@
-"""`gpu-orchestrator model list|show|add|remove|load|unload|pin|unpin`."""
+"""`gpu-orchestrator model list|show|add|remove|load|unload|rebalance|pin|unpin`."""
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
@@ -147,6 +147,38 @@ def unload(
     answer = client.ask(server, "POST", "/models/unload", body=body)
     told = ", ".join(answer["workers"])
     _say(answer, f"unloading {model} from {told}" if told else f"{model} is not loaded", as_json=json_)
+
+
+@app.command
+def rebalance(
+    *,
+    strategy: Literal["memory_optimized", "load", "models"] = "memory_optimized",
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    force: Annotated[bool, Parameter(negative="")] = False,
+    json_: AsJson = False,
+    server: Server = HERE,
+) -> None:
+    """Move models from workers that have too much to workers with room: at most ten, each loaded there before
+    it is unloaded here.
+
+    Parameters
+    ----------
+    strategy
+        What to even out: the memory that is held, the load, or the number of models.
+    dry_run
+        Only show what would move, and why.
+    force
+        Also models that a task uses, which is then retried, and pinned ones, whose pin moves along.
+    """
+    body = {"strategy": strategy, "dry_run": dry_run, "force": force}
+    answer = client.ask(server, "POST", "/cluster/rebalance", body=body)
+    if json_:
+        return output.show_json(answer)
+    if not answer["operations"]:
+        return output.say("nothing to do: no worker has too much, or none has room")
+    columns, rows = model_rows.moves(answer["operations"])
+    output.show_table(columns, rows)
+    return output.say(f"{answer['status']}; about {answer['estimated_duration']}")
 
 
 @app.command

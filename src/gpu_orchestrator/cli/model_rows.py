@@ -45,6 +45,21 @@ def card(model: Mapping[str, Any]) -> list[tuple[str, object]]:
     ]
 
 
+def moves(found: Sequence[Mapping[str, Any]]) -> tuple[list[Column], list[list[object]]]:
+    """Return columns and rows of `model rebalance`."""
+    columns = [
+        Column("MODEL"),
+        Column("FROM"),
+        Column("TO"),
+        Column("STATUS", 1),
+        Column("WHY", 2, free=True, below=True),
+    ]
+    return columns, [
+        [each["model_name"], each["from_worker"], each["to_worker"], each["status"], each["reason"]]
+        for each in found
+    ]
+
+
 def copies(found: Sequence[Mapping[str, Any]], now: datetime) -> tuple[list[Column], list[list[object]]]:
     columns = [
         Column("WORKER"),

@@ -202,3 +202,29 @@ async def test_model_of_a_waiting_task_is_loaded_before_its_turn(models: Models)
     _, log = await models.site.call("GET", f"/tasks/{second}/logs")
     assert "loading model" not in log["text"]
     assert (await models.site.wait(first))["status"] == "completed"
+
+
+async def test_full_worker_gives_a_model_to_its_empty_twin_and_no_task_fails(models: Models) -> None:
+    await models.worker("full")
+    for name, gib in (("a", 6), ("b", 6), ("c", 5)):
+        await models.declare(name, gib)
+        await models.run(name)
+    await models.loaded("full", "a", "b", "c")
+    await models.worker("empty")
+    call = models.site.call
+    status, dry = await call("POST", "/cluster/rebalance", {"dry_run": True})
+    assert (status, dry["status"], len(dry["operations"])) == (202, "planned", 1), dry
+    await models.loaded("empty")
+    _, found = await call("POST", "/cluster/rebalance", {})
+    moved = found["operations"][0]["model_name"]
+    tasks = [await models.submit(name) for name in ("a", "b", "c", moved)]  # some of them use what moves
+    await models.loaded("empty", moved)
+    async with asyncio.timeout(PATIENCE_S):
+        while (shown := (await call("GET", "/cluster/rebalance"))[1])["status"] == "running":  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert shown["operations"][0]["status"] in ("moved", "kept"), shown
+    assert {(await models.site.wait(each))["status"] for each in tasks} == {"completed"}
+    if shown["operations"][0]["status"] == "moved":
+        await models.loaded("full", *sorted({"a", "b", "c"} - {moved}))
+    _, listed = await call("GET", "/tasks?limit=100")
+    assert {(each["status"], each["attempt"]) for each in listed["tasks"]} == {("completed", 1)}

@@ -27,6 +27,8 @@ session → outcomes → completion → response. Read the modules in this order
   http/routes/schedules     add, list, show, pause, resume, run and delete schedules
   http/task_models          the model of a task: which one, is it known, how long a load may take
   http/model_loading        loads and unloads models where an operator says so
+  http/rebalancing          moves models between workers
+  http/routes/rebalance     asks for that
   http/routes/models        the registry of models; what is loaded where; load, unload and pin
   http/routes/openai        OpenAI's API: each request is a task of its model's handler
   http/openai_answer        waits for that task, or follows it, and answers; cancels it if the client leaves
@@ -116,6 +118,8 @@ session → outcomes → completion → response. Read the modules in this order
   schedules/firing          the leader's chore of queueing tasks whose moment has come
 
   models/model_sync         keeps this process's book of models in step with the store
+  models/rebalance          which models to move, and why
+  models/rebalance_schema   bodies and events of that
   models/schema             bodies for models
   models/views              models and their copies as response bodies
 

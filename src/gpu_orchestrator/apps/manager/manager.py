@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 
+from gpu_orchestrator.adapters.background import BackgroundTasks
 from gpu_orchestrator.adapters.broker.address import Broker
 from gpu_orchestrator.adapters.outbound.addresses import Allowed
 from gpu_orchestrator.adapters.seal import Seal
@@ -49,6 +50,7 @@ from gpu_orchestrator.apps.manager.fleet.models import ModelBook
 from gpu_orchestrator.apps.manager.fleet.nodes import Hints, MemoryPolicy, WorkerState
 from gpu_orchestrator.apps.manager.metrics import Metrics, gauge
 from gpu_orchestrator.apps.manager.models.model_sync import ModelSync
+from gpu_orchestrator.apps.manager.models.rebalance_schema import Rebalance
 from gpu_orchestrator.apps.manager.schedules.firing import Chore
 from gpu_orchestrator.apps.manager.siblings import ParentsStore, Place, Siblings
 from gpu_orchestrator.apps.manager.tasks.admission import Admission
@@ -179,6 +181,9 @@ class Manager:
         self.worker_list = WorkerList(store.workers, self.memory)
         self._device_gauges = DeviceGauges(self.memory)
         self.siblings = Siblings(deps.place, self._own_gauges) if deps.place else None
+        self.rebalances = BackgroundTasks()
+        self.rebalance: Rebalance | None = None
+        """The latest that this process began."""
         self._background: list[asyncio.Task[None]] = []
         self.metrics.collect_from(self._gauges)
 
@@ -221,6 +226,8 @@ class Manager:
                 await self.outcomes.close()
                 await self.key_sync.write_used()
                 await self.audit.flush()
+        self.rebalances.cancel()
+        await self.rebalances.finish()
         for each in self._background:
             each.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)

@@ -21,6 +21,7 @@ BODIES: dict[str, Any] = {
     "AssignRequest": {"model_name": "unknown"},
     "UnloadRequest": {"model_name": "unknown"},
     "PinRequest": {"model_name": "unknown"},
+    "RebalanceRequest": {"dry_run": True},
     "ChatRequest": {"model": "unknown", "messages": [{"role": "user", "content": "hi"}]},
     "CompletionRequest": {"model": "unknown", "prompt": "hi"},
     "EmbeddingRequest": {"model": "unknown", "input": "hi"},

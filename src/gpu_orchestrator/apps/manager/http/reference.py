@@ -32,6 +32,7 @@ sees all events.
 | `task_started`, `task_requeued`, `task_completed`, `task_failed`, `task_cancelled` | a task changes state |
 | `schedule_fired`, `schedule_skipped`, `schedule_stopped` | a schedule queues a task, skips, stops |
 | `model_loaded`, `model_unloaded` | a worker loaded a model, or has it no more: see [models](../models.md) |
+| `cluster_rebalance_started`, `cluster_rebalance_ended` | models are moved between workers, and were |
 | `scale_event` | workers are added, drained, kept or ended, and why: see [scaling](../scaling.md) |
 | `gpu_alert` | an alert is `raised` or `cleared`: see [operations](../operations.md) |
 | `callback_failed` | the server gave up a callback |
