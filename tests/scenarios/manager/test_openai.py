@@ -13,11 +13,12 @@ from openai import AsyncOpenAI, OpenAI
 from tests.apps.manager.conftest import KEY, TOKEN, NewSite, Site, new_site
 from tests.apps.manager.http.test_key_routes import make
 from tests.apps.worker import test_server
+from tests.apps.worker.test_transformers import IS_THERE, weights
 from tests.support.patience import PATIENCE_S
 from tests.support.workers import Worker, gone_within
 
 pytestmark = pytest.mark.real
-__all__ = ["new_site"]
+__all__ = ["new_site", "weights"]
 
 HI: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "one two three"}]
 SERVER = "gpu_orchestrator.apps.worker.handlers.server:Server"
@@ -175,6 +176,27 @@ async def test_server_that_a_worker_starts_serves_and_comes_back(served: Served)
     assert interrupted.value.code == "answer_interrupted"
     text = await client.completions.create(model="served", prompt="a b")
     assert text.choices[0].text == "b a "
+
+
+@pytest.mark.skipif(not IS_THERE, reason="torch and transformers are not installed")
+async def test_model_of_transformers_answers_the_package(served: Served, weights: Path) -> None:
+    client = served.client()
+    for handler in ("text_generation", "embedding"):
+        await served.declare(handler[:4], handler=handler, path=str(weights))
+    asked: Any = {"model": "text", "messages": [{"role": "user", "content": "hello world"}], "max_tokens": 12}
+    whole = await client.chat.completions.create(**asked)
+    assert whole.usage is not None
+    assert 1 <= whole.usage.completion_tokens <= 12
+    stream = await client.chat.completions.create(**asked, stream=True)
+    pieces = [each.choices[0].delta.content or "" async for each in stream]
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert len([each for each in pieces if each]) > 1
+    with pytest.raises(openai.BadRequestError, match="this model takes 128 together"):
+        await client.completions.create(model="text", prompt="dog " * 250_000)
+    with pytest.raises(openai.BadRequestError, match="presence_penalty"):
+        await client.completions.create(model="text", prompt="dog", presence_penalty=1)
+    vectors = await client.embeddings.create(model="embe", input=["hello world", "a lazy dog"])
+    assert [len(each.embedding) for each in vectors.data] == [32, 32]
 
 
 async def test_package_gets_errors_as_its_own_exceptions(served: Served) -> None:
