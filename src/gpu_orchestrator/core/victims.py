@@ -7,9 +7,10 @@ budget forbids it, and none that would not help.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TypeVar
 
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
@@ -22,6 +23,10 @@ MOST_CHECKS = 5_000
 """Sets that are tried before the best one found so far is taken: about a quarter of a second."""
 MOST_NODES = 128
 """Nodes that are looked at closely, those where the fewest must go first."""
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Long work that returns its result in the end; between two steps the caller may let others run."""
 
 Budgets = Mapping[str, int]
 """How many more pods may be evicted under each disruption budget now."""
@@ -85,6 +90,20 @@ def choose(
 ) -> Victims | NoVictims:
     """Return the cheapest set without which the request fits on a node, or why there is none.
     Changes nothing."""
+    steps = choosing(request, cluster, policy, evictables, budgets)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            answer: Victims | NoVictims = end.value
+            return answer
+
+
+def choosing(
+    request: Request, cluster: Cluster, policy: Policy, evictables: Sequence[Evictable], budgets: Budgets
+) -> Steps[Victims | NoVictims]:
+    """Do what `choose` does, step by step. The cluster may change meanwhile: the answer is for the state it
+    had in the beginning."""
     lower = [each for each in evictables if each.priority < request.priority]
     twin, forbidden = cluster.copy(), Counter[str]()
     best: Victims | None = None
@@ -95,7 +114,8 @@ def choose(
         if best is not None and _least_pods(request, twin, row, on_node) > best.cost[0]:
             break
         attempt = _Attempt(request, standing.filters, twin, row, checks)
-        found = _cheapest_on(attempt, on_node, budgets, best)
+        yield
+        found = yield from _cheapest_on(attempt, on_node, budgets, best)
         if isinstance(found, tuple):
             best = Victims(name, found)
         elif found:
@@ -148,7 +168,7 @@ def _name(twin: Cluster, row: int) -> str:
 
 def _cheapest_on(
     attempt: "_Attempt", on_node: list[Evictable], budgets: Budgets, best: Victims | None
-) -> tuple[Evictable, ...] | str | None:
+) -> Steps[tuple[Evictable, ...] | str | None]:
     """Return the cheapest set on this node if it is cheaper than `best`; else the budget that forbids all
     sets, or None."""
     if not attempt.fits_without(on_node):
@@ -160,8 +180,8 @@ def _cheapest_on(
     is_allowed = _allows(enough, budgets)
     limit = cost(enough) if is_allowed else cost(may_go)
     if best is not None and best.cost <= limit:
-        return _cheaper(attempt, may_go, budgets, best.cost)
-    found = _cheaper(attempt, may_go, budgets, limit if is_allowed else (limit[0] + 1, 0.0))
+        return (yield from _cheaper(attempt, may_go, budgets, best.cost))
+    found = yield from _cheaper(attempt, may_go, budgets, limit if is_allowed else (limit[0] + 1, 0.0))
     return found or (enough if is_allowed else _forbidding(may_go, budgets))
 
 
@@ -178,7 +198,7 @@ def _irreducible(attempt: "_Attempt", evictables: list[Evictable]) -> tuple[Evic
 
 def _cheaper(
     attempt: "_Attempt", on_node: list[Evictable], budgets: Budgets, limit: tuple[int, float]
-) -> tuple[Evictable, ...] | None:
+) -> Steps[tuple[Evictable, ...] | None]:
     """Try sets in order of their size; return the cheapest that costs less than the limit."""
     found: tuple[Evictable, ...] | None = None
     for size in range(1, len(on_node) + 1):
@@ -188,7 +208,10 @@ def _cheaper(
                 break
             if attempt.is_tired:
                 return found
-            if attempt.frees_enough(chosen) and _allows(chosen, budgets) and attempt.fits_without(chosen):
+            if not (attempt.frees_enough(chosen) and _allows(chosen, budgets)):
+                continue
+            yield
+            if attempt.fits_without(chosen):
                 found, limit = chosen, cost(chosen)
                 break
         if size >= limit[0]:

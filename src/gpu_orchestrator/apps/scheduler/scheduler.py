@@ -191,6 +191,7 @@ class Scheduler:
             may_write=may_write,
             clock=clock,
             rng=rng,
+            ended_since=self._releaser.ended_since,
         )
         self._sweep = Sweeper(
             client,

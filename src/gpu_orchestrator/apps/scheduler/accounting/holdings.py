@@ -154,7 +154,7 @@ class Holdings:
         left = tuple(each for each in placement.devices if each not in set(leased))
         if left:
             kept = Placement(
-                _ended_key(uid),
+                ended_key(uid),
                 placement.node,
                 devices=left,
                 exclusive=placement.exclusive,
@@ -165,7 +165,7 @@ class Holdings:
 
     def freed(self, uid: str) -> None:
         """Free the devices of an ended pod: no process uses them any longer."""
-        self._feed(RequestRemoved(_ended_key(uid)))
+        self._feed(RequestRemoved(ended_key(uid)))
 
 
 def _taken(pod: Pod) -> Taken:
@@ -178,5 +178,5 @@ def _taken(pod: Pod) -> Taken:
         return ONE_POD
 
 
-def _ended_key(uid: str) -> str:
+def ended_key(uid: str) -> str:
     return f"ended/{uid}"

@@ -2,7 +2,8 @@
 
 A bind cannot be undone. So when the bind of one member fails after others were bound (its pod was deleted, or
 we were killed in between), the others hold their GPUs and wait for it. It is placed beside them when there is
-room. If there is none for `wait_s`, the gang gives back what it holds.
+room. If there is none for `wait_s`, or nobody takes the place of the deleted pod, the gang gives back what it
+holds.
 """
 
 import asyncio
@@ -68,7 +69,7 @@ class GangController:
     async def _evict(self, pod: Pod, gang: PartlyStarted) -> None:
         why = (
             f"gang {gang.gang}: {len(gang.started)} of {gang.least} members were bound, and the others "
-            f"found no room for {self._wait_s:g} s; it starts over"
+            f"were not for {self._wait_s:g} s; it starts over"
         )
         try:
             await pods.evict(self._client, pod)

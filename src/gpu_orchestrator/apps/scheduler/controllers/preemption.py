@@ -1,29 +1,37 @@
 """Evict pods of lower priority for a pod that fits nowhere, and keep their room for it.
 
     waits ──▶ nominated: its victims are evicted, and their devices are counted as its own as well
-                 │ they have ended                │ it is gone, or a budget stops us after all
+                 │ they have ended                │ it is gone, its node is closed, or a budget stops us
                  ▼                                ▼
-              decided again, first by its priority
+              decided again, before all others
 
-Room that pods leave which end anyway is kept in the same way, so after a restart no more are evicted. The
-victims are the fewest that suffice (`core/victims.py`). A gang is evicted whole; its members preempt nothing.
+Room that pods leave which end soon anyway is kept in the same way, so after a restart no more are evicted.
+The victims are the fewest that suffice (`core/victims.py`). A gang is evicted whole; its members preempt
+nothing.
+
+To choose victims is long work, and the cluster changes meanwhile: what was chosen is checked again in the
+turn in which the room is kept. A pass that has taken long ends, and the next one looks at others first.
 """
 
 import asyncio
-import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from math import inf
+from typing import TypeVar
 
 import structlog
 
+from gpu_orchestrator.adapters.breath import Breath
 from gpu_orchestrator.adapters.kube import pods
 from gpu_orchestrator.adapters.kube.client import Client
-from gpu_orchestrator.adapters.kube.errors import BlockedByBudget, Conflict, KubeError, NotFound
+from gpu_orchestrator.adapters.kube.errors import BlockedByBudget, KubeError
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.kubernetes import DISRUPTION_BUDGETS, Pod
 from gpu_orchestrator.api.wire import key
+from gpu_orchestrator.apps.scheduler.accounting.holdings import ended_key
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
+from gpu_orchestrator.apps.scheduler.controllers.release import EndedPod
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.cycle import preemptible
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
@@ -32,17 +40,24 @@ from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide, decide_among, fits
-from gpu_orchestrator.core.policy import Rng
+from gpu_orchestrator.core.policy import Policy, Rng
 from gpu_orchestrator.core.request import Request, Shape
-from gpu_orchestrator.core.victims import Evictable, NoVictims, choose
+from gpu_orchestrator.core.victims import Evictable, NoVictims, Steps, Victims, choosing
 from gpu_orchestrator.engine.events import PlacementObserved, RequestRemoved, RoomReady
 
 EVERY_S = 1.0
+REST = 4.0
+"""How many times as long as it took a pass is followed by a rest."""
 LONGEST_S = 900.0
 """How long room is kept for a pod whose victims do not end."""
 MOST_NOMINATED = 64
-MOST_LOOKED_AT = 16
-"""Waiting pods that are looked at in one pass, those of the highest priority."""
+LONGEST_PASS_S = 0.3
+"""After this long no more pods are looked at in one pass: it costs the others a part of their time."""
+RETRY_S = 5.0
+"""A request for which nobody can be evicted is looked at again after this, behind those never looked at."""
+MOST_KNOWN = 10_000
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -56,7 +71,8 @@ class Nomination:
 
 
 class PreemptionController:
-    """`may_write` returns whether we lead."""
+    """`may_write` returns whether we lead; `ended_since` the pods that ended since then, and whose devices
+    are not free yet."""
 
     def __init__(
         self,
@@ -69,51 +85,62 @@ class PreemptionController:
         may_write: Callable[[], bool],
         clock: Callable[[], float],
         rng: Rng,
+        ended_since: Callable[[float], Iterable[EndedPod]] = lambda moment: (),
     ) -> None:
         self._client, self._coordinator, self._pod_status = client, coordinator, pod_status
         self._reporter, self._metrics = reporter, metrics
         self._may_write, self._clock, self._rng = may_write, clock, rng
+        self._ended_since = ended_since
         self._nominated: dict[str, Nomination] = {}
-        self._hopeless: dict[tuple[Shape, int], int] = {}
-        """At which change of the cluster no victims were found, by shape and priority."""
+        self._looked: dict[tuple[Shape, int], float] = {}
+        """When no victims were found, by shape and priority."""
 
     async def run(self) -> None:
+        took_s = 0.0
         while True:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(max(EVERY_S, REST * took_s))
+            began = self._clock()
             try:
                 await self.check()
             except Exception:  # the edge of one pass; the next one looks again
                 self._metrics.error("preemption")
                 log.exception("preemption not checked")
+            took_s = self._clock() - began
 
     async def check(self) -> None:
-        """Let nominated pods be decided whose room is free, and nominate one more."""
-        for uid, nomination in list(self._nominated.items()):
-            self._settle(uid, nomination)
-        if self._may_write() and len(self._nominated) < MOST_NOMINATED:
-            for uid in self._candidates():
-                if await self._preempt(uid):
-                    return
+        """Let nominated pods be decided whose room is free, and nominate others."""
+        await self._settle()
+        if self._may_write() and len(self._nominated) < MOST_NOMINATED and (candidates := self._candidates()):
+            await self._look_at(candidates)
 
-    def _settle(self, uid: str, nomination: Nomination) -> None:
+    async def _settle(self) -> None:
         engine = self._coordinator.engine
-        waits = engine.waiting(uid) == nomination.request and nomination.room.node in engine.cluster
-        if waits and self._clock() - nomination.since < LONGEST_S:
-            twin = engine.cluster.copy()
+        for uid, nomination in list(self._nominated.items()):
+            waits = engine.waiting(uid) == nomination.request and nomination.room.node in engine.cluster
+            if not waits or self._clock() - nomination.since >= LONGEST_S:
+                await self._let_go(uid)
+                continue
+            twin, node = engine.cluster.copy(), nomination.room.node
             twin.release(nomination.room)
-            if not fits(nomination.request.shape, twin, nomination.room.node):
-                return
-            del self._nominated[uid]
-            self._coordinator.feed(RoomReady(nomination.room.key, uid))
-        else:
-            self._let_go(uid)
+            if fits(nomination.request.shape, twin, node):
+                del self._nominated[uid]
+                self._coordinator.feed(RoomReady(nomination.room.key, uid))
+                continue
+            for placement in twin.held_on(node).values():
+                twin.release(placement)
+            if not fits(nomination.request.shape, twin, node):  # the node was closed, or a device failed
+                await self._let_go(uid)
 
-    def _let_go(self, uid: str) -> None:
+    async def _let_go(self, uid: str) -> None:
         nomination = self._nominated.pop(uid)
         self._coordinator.feed(RequestRemoved(nomination.room.key))
+        pod = self._coordinator.our_pods.get(uid)
+        if pod is not None and not pod.spec.node_name:
+            await self._show(pod, None)  # other schedulers keep the room while it is shown
 
     def _candidates(self) -> list[str]:
-        """Return pods that may preempt, the highest priority first."""
+        """Return one pod of each request that may preempt: those looked at longest ago first, and of those
+        that never were the highest priority."""
         engine, ours = self._coordinator.engine, self._coordinator.our_pods
         if not engine.counts()["parked"]:
             return []
@@ -121,82 +148,114 @@ class PreemptionController:
         lowest = min(bound, default=None)
         if lowest is None:
             return []
-        mark = engine.cluster.changed.mark
-        waiting = [
-            (-pod.spec.priority, pod.metadata.creation_timestamp, uid)
-            for uid, pod in ours.items()
-            if pod.spec.priority > lowest and self._may_preempt(uid, pod, mark)
-        ]
-        return [uid for *_, uid in heapq.nsmallest(MOST_LOOKED_AT, waiting)]
+        due, kinds = self._clock() - RETRY_S, dict[tuple[Shape, int], tuple[float, int, str, str]]()
+        for uid, pod in ours.items():
+            if pod.spec.priority <= lowest or (request := self._asked(uid, pod)) is None:
+                continue
+            kind = request.shape, request.priority
+            looked = self._looked.get(kind, -inf)
+            turn = looked, -pod.spec.priority, pod.metadata.creation_timestamp, uid
+            if looked <= due:
+                kinds[kind] = min(turn, kinds.get(kind, turn))
+        return [uid for *_, uid in sorted(kinds.values())]
 
-    def _may_preempt(self, uid: str, pod: Pod, mark: int) -> bool:
+    def _asked(self, uid: str, pod: Pod) -> Request | None:
+        """Return what the pod waits for, if it may preempt."""
         if pod.spec.node_name or pod.spec.preemption_policy == NEVER or uid in self._nominated:
-            return False
-        request = self._coordinator.engine.waiting(uid)
-        if request is None or request.gang is not None:
-            return False
-        return self._hopeless.get((request.shape, request.priority)) != mark
-
-    async def _preempt(self, uid: str) -> bool:
-        """Nominate this pod if evicting others helps; return False if it does not."""
+            return None
         engine = self._coordinator.engine
-        found = engine.waiting_under(uid)
-        if found is None:
-            return False
-        request, policy = found
-        twin = self._without_leaving()
-        if isinstance(room := decide(request, twin, policy, self._rng), Placement):
-            await self._nominate(uid, request, room, ())
-            return True
+        request = engine.waiting(uid)
+        if request is None or request.gang is not None or engine.state_of(uid) != "parked":
+            return None
+        return request
+
+    async def _look_at(self, candidates: list[str]) -> None:
+        began, breath = self._clock(), Breath(self._clock)
         guards = preemptible.budgets((await self._client.list(DISRUPTION_BUDGETS)).items)
-        if engine.waiting(uid) != request:
-            return False
-        answer = choose(request, twin, policy, self._evictables(guards), {g.name: g.allowed for g in guards})
-        if isinstance(answer, NoVictims):
-            self._give_up(uid, request, answer)
-            return False
-        for each in answer.evictables:
-            for placement in each.placements:
-                twin.release(placement)
-        room = decide_among([twin.row(answer.node)], request, twin, policy, self._rng)
-        if not isinstance(room, Placement):
-            return False
-        await self._nominate(uid, request, room, answer.evictables)
-        return True
+        allowed = {each.name: each.allowed for each in guards}
+        found = await _through(self._evictables(guards), breath)
+        for uid in candidates:
+            engine = self._coordinator.engine
+            if not self._may_write() or len(self._nominated) >= MOST_NOMINATED:
+                return
+            asked = engine.waiting_under(uid)
+            if asked is None or engine.state_of(uid) != "parked":
+                continue
+            request, policy = asked
+            twin = self._without_leaving(uid)
+            if isinstance(room := decide(request, twin, policy, self._rng), Placement):
+                await self._nominate(uid, request, room, ())
+                continue
+            answer = await _through(choosing(request, twin, policy, found, allowed), breath)
+            if isinstance(answer, NoVictims):
+                self._give_up(uid, request, answer)
+            elif (made := self._room(uid, request, policy, answer)) is not None:
+                await self._nominate(uid, request, made, answer.evictables)
+                return  # the budgets allow less now
+            if self._clock() - began >= LONGEST_PASS_S:
+                return
+
+    def _room(self, uid: str, request: Request, policy: Policy, chosen: Victims) -> Placement | None:
+        """Return the room that these victims leave; None if that has changed while they were chosen."""
+        engine = self._coordinator.engine
+        if engine.waiting(uid) != request or engine.state_of(uid) != "parked":
+            return None
+        twin = self._without_leaving(uid)
+        for placement in (each for victim in chosen.evictables for each in victim.placements):
+            if placement.node not in twin or twin.held_on(placement.node).get(placement.key) != placement:
+                return None
+            twin.release(placement)
+        if chosen.node not in twin or not fits(request.shape, twin, chosen.node):
+            return None
+        room = decide_among([twin.row(chosen.node)], request, twin, policy, self._rng)
+        return room if isinstance(room, Placement) else None
 
     def _give_up(self, uid: str, request: Request, answer: NoVictims) -> None:
-        if len(self._hopeless) > 10 * MOST_NOMINATED:
-            self._hopeless.clear()
-        self._hopeless[request.shape, request.priority] = self._coordinator.engine.cluster.changed.mark
+        if len(self._looked) >= MOST_KNOWN:
+            del self._looked[next(iter(self._looked))]
+        kind = request.shape, request.priority
+        self._looked.pop(kind, None)
+        self._looked[kind] = self._clock()
         if answer.forbidden and (pod := self._coordinator.our_pods.get(uid)) is not None:
             self._metrics.preemptions.labels("blocked").inc()
             self._reporter.report_preemption(pod, names.NOT_PREEMPTED, answer.message)
 
-    def _without_leaving(self) -> Cluster:
-        """Return the cluster as it is when the pods that are being deleted have ended."""
-        twin = self._coordinator.engine.cluster.copy()
-        for pod in self._coordinator.our_pods.values():
-            if pod.spec.node_name and pod.metadata.deletion_timestamp:
-                for placement in self._held(pod):
-                    twin.release(placement)
+    def _without_leaving(self, uid: str) -> Cluster:
+        """Return the cluster as it is when what ends soon anyway has ended, as far as this pod waits for
+        that."""
+        twin, now = self._coordinator.engine.cluster.copy(), datetime.now(UTC)
+        ours = self._coordinator.our_pods
+        room = ours[uid].status.nominated_node_name if uid in ours else ""
+        leaving = [
+            (pod.metadata.uid, pod.spec.node_name)
+            for pod in ours.values()
+            if pod.metadata.deletion_timestamp
+            and pod.spec.node_name
+            and preemptible.ends_soon(pod, now, has_room=pod.spec.node_name == room)
+        ]
+        ended = self._ended_since(self._clock() - preemptible.SOON_S)
+        for each, node in (*leaving, *((each.uid, each.node) for each in ended)):
+            for placement in self._held(each, node):
+                twin.release(placement)
         return twin
 
-    def _evictables(self, guards: list[Budget]) -> list[Evictable]:
+    def _evictables(self, guards: list[Budget]) -> Steps[list[Evictable]]:
         ours, stores = self._coordinator.our_pods.values(), self._coordinator.stores
         return preemptible.evictables(
-            (pod for pod in ours if pod.spec.node_name),
-            self._held,
+            [pod for pod in ours if pod.spec.node_name],
+            lambda pod: self._held(pod.metadata.uid, pod.spec.node_name),
             stores.claim_spec,
             guards,
             datetime.now(UTC),
         )
 
-    def _held(self, pod: Pod) -> tuple[Placement, ...]:
-        """Return what counts of a bound pod, by itself or by its leases."""
-        cluster, uid, node = self._coordinator.engine.cluster, pod.metadata.uid, pod.spec.node_name
+    def _held(self, uid: str, node: str) -> tuple[Placement, ...]:
+        """Return what counts of a bound or ended pod, by itself or by its leases."""
+        cluster = self._coordinator.engine.cluster
         if node not in cluster:
             return ()
-        keys = {uid, *(hold.placement.key for hold in self._coordinator.lease_index.holds(uid))}
+        leased = (hold.placement.key for hold in self._coordinator.lease_index.holds(uid))
+        keys = {uid, ended_key(uid), *leased}
         on_node = cluster.held_on(node)
         return tuple(on_node[each] for each in keys if each in on_node)
 
@@ -221,15 +280,15 @@ class PreemptionController:
             )
         await self._show(pod, room.node)
         for each in going:
-            if not await self._evict(each, pod):
-                self._let_go(uid)
+            if not self._may_write() or not await self._evict(each, pod):
+                await self._let_go(uid)
                 return
 
-    async def _show(self, pod: Pod, node: str) -> None:
+    async def _show(self, pod: Pod, node: str | None) -> None:
         try:
             latest = await self._pod_status.latest(pod)
             await self._pod_status.write(latest, {"status": {"nominatedNodeName": node}})
-        except (Conflict, NotFound):  # it changed or went; that is only what others are shown
+        except KubeError:  # it changed or went; that is only what others are shown
             return
 
     async def _evict(self, pod: Pod, preemptor: Pod) -> bool:
@@ -248,6 +307,18 @@ class PreemptionController:
         log.warning("pod evicted", pod=key(pod), why=why)
         self._reporter.report_preemption(pod, names.PREEMPTED, why)
         return True
+
+
+async def _through(steps: Steps[T], breath: Breath) -> T:
+    """Return the result of long work; let others run meanwhile."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        if breath.is_due():
+            await breath()
 
 
 MOST_LISTED = 4

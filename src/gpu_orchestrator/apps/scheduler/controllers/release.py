@@ -75,6 +75,10 @@ class Releaser:
     def __contains__(self, uid: str) -> bool:
         return uid in self._ended
 
+    def ended_since(self, moment: float) -> list[EndedPod]:
+        """Return the pods that ended not before this, and whose devices are not free yet."""
+        return [each for each in self._ended.values() if each.node and each.at >= moment]
+
     def add(self, uid: str, node: str, key: str) -> None:
         """Queue an ended pod for release."""
         if uid not in self._ended:

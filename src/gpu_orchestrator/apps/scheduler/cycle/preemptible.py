@@ -1,9 +1,11 @@
-"""What may be evicted for a pod of higher priority: our bound pods, each alone or with its gang.
+"""What may be evicted for a pod of higher priority: our bound pods, each alone or with its gang. And which
+pods end soon anyway.
 
 Pure. `controllers/preemption` calls it with what the coordinator knows.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,6 +19,8 @@ from gpu_orchestrator.core.pod_rules import Neighbour, PodSelector
 from gpu_orchestrator.core.victims import Evictable
 
 NEVER = "Never"
+SOON_S = 60.0
+"""A pod that is deleted counts as ended soon if its grace period ends this soon, or has ended since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +48,50 @@ def budgets(found: Iterable[DisruptionBudget]) -> list[Budget]:
     ]
 
 
+def ends_soon(pod: Pod, now: datetime, *, has_room: bool) -> bool:
+    """Return True if a deleted pod need not be evicted to be gone soon. Its owner chose its grace period and
+    its finalizers: nobody else waits for these. `has_room`: it was evicted for the pod that waits, which
+    then waits for the whole grace period."""
+    until = timestamps.parse_or_none(pod.metadata.deletion_timestamp or "")
+    if until is None:
+        return False
+    left_s = (until - now).total_seconds()
+    return left_s >= -SOON_S and (has_room or left_s <= SOON_S)
+
+
 def evictables(
     pods: Iterable[Pod],
     held: Callable[[Pod], tuple[Placement, ...]],
     claim_of: Callable[[Pod], GpuClaimSpec | None],
     guards: Sequence[Budget],
     now: datetime,
-) -> list[Evictable]:
-    """Return these bound pods as what ends together. A gang has the highest priority of its members: it is
-    evicted whole, so for a pod between two priorities it stays. What ends anyway is not among them."""
-    together: dict[str, list[Pod]] = {}
+) -> Generator[None, None, list[Evictable]]:
+    """Return these bound pods as what ends together, step by step. A gang has the highest priority of its
+    members: it is evicted whole, so for a pod between two priorities it stays. What ends anyway is not among
+    them, or its owner could keep a gang from being evicted by a member that never ends."""
+    guarding: defaultdict[str, list[Budget]] = defaultdict(list)
+    for guard in guards:
+        for namespace in guard.pods.namespaces or ():
+            guarding[namespace].append(guard)
+    together: defaultdict[str, list[Evictable]] = defaultdict(list)
     for pod in pods:
-        together.setdefault(_together(pod, claim_of(pod)), []).append(pod)
+        yield
+        if pod.metadata.deletion_timestamp or not (placements := held(pod)):
+            continue
+        name = _together(pod, claim_of(pod))
+        covering = tuple(each.name for each in guarding[pod.metadata.namespace] if each.covers(pod))
+        lost = _lost(pod, placements, now)
+        together[name].append(Evictable(name, placements, pod.spec.priority, lost, covering, 1))
     return [
         Evictable(
             name,
-            tuple(placement for pod in members for placement in held(pod)),
-            priority=max(pod.spec.priority for pod in members),
-            lost_gpu_s=sum(_lost(pod, held(pod), now) for pod in members),
-            budgets=tuple(each.name for pod in members for each in guards if each.covers(pod)),
+            tuple(placement for each in members for placement in each.placements),
+            priority=max(each.priority for each in members),
+            lost_gpu_s=sum(each.lost_gpu_s for each in members),
+            budgets=tuple(budget for each in members for budget in each.budgets),
             pods=len(members),
         )
         for name, members in together.items()
-        if all(held(pod) and not pod.metadata.deletion_timestamp for pod in members)
     ]
 
 

@@ -1,0 +1,205 @@
+"""Who is evicted for a pod of higher priority while pods, budgets and nodes change."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.events import Recorder
+from gpu_orchestrator.adapters.kube.transport.base import Answer, Request, Stream
+from gpu_orchestrator.adapters.pacer import Pacer
+from gpu_orchestrator.api import timestamps
+from gpu_orchestrator.api.kubernetes import Pod
+from gpu_orchestrator.apps.scheduler.actions import Bound
+from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
+from gpu_orchestrator.apps.scheduler.controllers.preemption import RETRY_S, PreemptionController
+from gpu_orchestrator.apps.scheduler.controllers.release import EndedPod
+from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
+from gpu_orchestrator.apps.scheduler.cycle import preemptible
+from gpu_orchestrator.apps.scheduler.metrics import Metrics
+from gpu_orchestrator.core.victims import Steps
+from tests.support.builders import whole
+from tests.support.scheduler_harness import World
+from tests.support.scheduler_objects import node, pod
+
+pytestmark = pytest.mark.looptime
+
+T = TypeVar("T")
+
+
+class Server:
+    """Has disruption budgets and accepts every write; `on_list` is called before budgets are answered."""
+
+    def __init__(self) -> None:
+        self.evicted: list[str] = []
+        self.nominated: list[str | None] = []
+        self.budgets: list[dict[str, Any]] = []
+        self.on_list: Callable[[], object] = lambda: None
+
+    async def send(self, request: Request, *, timeout_s: float, renew: bool = False) -> Answer:
+        body: dict[str, Any] = json.loads(request.body or b"{}")
+        if request.method == "GET":
+            self.on_list()
+            found = {"kind": "PodDisruptionBudgetList", "metadata": {"resourceVersion": "1"}}
+            return Answer(200, json.dumps({**found, "items": self.budgets}).encode())
+        if request.target.endswith("/eviction"):
+            self.evicted.append(body["metadata"]["name"])
+        elif request.method == "PATCH":
+            self.nominated.append(body["status"]["nominatedNodeName"])
+            return Answer(200, msgspec.json.encode(pod("high")))
+        return Answer(201, b"{}")
+
+    def stream(
+        self, request: Request, *, timeout_s: float, renew: bool = False
+    ) -> AbstractAsyncContextManager[Stream]:
+        raise NotImplementedError
+
+    async def close(self) -> None: ...
+
+
+def budget(name: str, allowed: int) -> dict[str, Any]:
+    spec = {"selector": {"matchLabels": {"app": "kept"}}}
+    status = {"disruptionsAllowed": allowed}
+    return {"metadata": {"name": name, "namespace": "default"}, "spec": spec, "status": status}
+
+
+class Scene:
+    """A node with two GPUs, which two pods have, and one of high priority that wants one."""
+
+    def __init__(self) -> None:
+        self.world, self.server, self.ended = World(node("a", 2)), Server(), list[EndedPod]()
+        clock, client = asyncio.get_running_loop().time, Client(self.server)
+        status = PodStatusWriter(client, self.world.pods)
+        self.controller = PreemptionController(
+            client,
+            self.world.coordinator,
+            status,
+            Reporter(status, Recorder(client, "test"), Pacer(clock), lambda _: None),
+            metrics=Metrics(),
+            may_write=lambda: True,
+            clock=clock,
+            rng=random.Random(1),
+            ended_since=lambda moment: self.ended,
+        )
+        for at in range(2):
+            self.world.pod(self.low(at, bound=False))
+            self.world.coordinator.done(Bound(self.world.executor.jobs[at]))
+            self.world.pod(self.low(at))
+        self.world.pod(pod("high", gpus=1, priority=10, preemptionPolicy="PreemptLowerPriority"))
+
+    def low(self, at: int, *, bound: bool = True, **meta: Any) -> Pod:
+        """Return the pod that has, or will have, the GPU of this number."""
+        where = {"node": "a", "allocated": f"a:{at}", "phase": "Running"} if bound else {}
+        return pod(f"low-{at}", gpus=1, meta={"labels": {"app": "kept"}, **meta}, **where)
+
+    def state(self) -> str | None:
+        return self.world.coordinator.engine.state_of("uid-high")
+
+
+def ends_in(seconds: float) -> str:
+    return timestamps.seconds(datetime.now(UTC) + timedelta(seconds=seconds))
+
+
+async def test_budget_that_allows_more_is_seen_although_the_cluster_is_the_same() -> None:
+    scene = Scene()
+    scene.server.budgets = [budget("keep", 0)]
+    await scene.controller.check()
+    scene.server.budgets = []
+    await scene.controller.check()
+    assert scene.server.evicted == []  # it rests
+    await asyncio.sleep(RETRY_S)
+    await scene.controller.check()
+    assert len(scene.server.evicted) == 1
+
+
+async def test_nobody_is_evicted_for_a_pod_that_has_gone_while_budgets_were_read() -> None:
+    scene = Scene()
+    scene.server.on_list = lambda: scene.world.pod_gone("high")
+    await scene.controller.check()
+    assert (scene.server.evicted, scene.server.nominated) == ([], [])
+
+
+async def test_nobody_is_evicted_where_others_have_ended_while_budgets_were_read() -> None:
+    """Their devices are not free yet, and will be soon."""
+    scene = Scene()
+
+    def ends() -> None:
+        scene.world.pod_gone("low-0")
+        scene.ended = [EndedPod("uid-low-0", "a", "default/low-0", 0.0)]
+
+    scene.server.on_list = ends
+    await scene.controller.check()
+    assert (scene.server.evicted, scene.server.nominated) == ([], ["a"])
+    scene.world.coordinator.freed("uid-low-0")
+    await scene.controller.check()
+    assert scene.state() == "in flight"
+
+
+async def test_nomination_ends_when_its_node_is_closed() -> None:
+    """Other schedulers keep the room while the pod shows the node."""
+    scene = Scene()
+    await scene.controller.check()
+    assert scene.server.nominated == ["a"]
+    scene.world.node(node("a", 2, unschedulable=True))
+    await scene.controller.check()
+    assert scene.server.nominated == ["a", None]
+    assert "room/uid-high" not in scene.world.coordinator.engine.cluster.held_on("a")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "evicted"),
+    [
+        pytest.param(30, 0, id="soon"),
+        pytest.param(86_400, 1, id="its owner chose a grace period of a day"),
+        pytest.param(-3600, 1, id="its owner keeps it by a finalizer"),
+    ],
+)
+async def test_pod_that_was_deleted_is_waited_for_if_it_ends_soon(seconds: float, evicted: int) -> None:
+    scene = Scene()
+    scene.world.pod(scene.low(0, deletionTimestamp=ends_in(seconds)))
+    await scene.controller.check()
+    assert scene.server.evicted == ["low-1"][:evicted]
+
+
+async def test_many_requests_that_find_no_victims_do_not_keep_another_from_preempting() -> None:
+    scene = Scene()
+    for at in range(20):
+        scene.world.pod(
+            pod(f"greedy-{at}", gpus=3 + at, priority=99, preemptionPolicy="PreemptLowerPriority")
+        )
+    for _ in range(3):
+        await scene.controller.check()
+    assert len(scene.server.evicted) == 1
+
+
+def test_member_that_never_ends_does_not_keep_its_gang_from_being_evicted() -> None:
+    stuck = {"deletionTimestamp": ends_in(-3600)}
+    members = [
+        pod(f"m{at}", node="a", gang="g", gang_size=3, gpus=1, meta=stuck if at == 2 else None)
+        for at in range(3)
+    ]
+    steps = preemptible.evictables(
+        members,
+        lambda each: (whole(each.metadata.uid, "a", 0),),
+        lambda each: None,
+        (),
+        datetime.now(UTC),
+    )
+    (found,) = finished(steps)
+    assert {each.key for each in found.placements} == {"uid-m0", "uid-m1"}
+
+
+def finished(steps: Steps[T]) -> T:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
