@@ -2,13 +2,17 @@
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpu_orchestrator.api import session
+from gpu_orchestrator.apps.worker.handlers import server_process
+from gpu_orchestrator.apps.worker.task import Cancelled, LoadFailed, Model, Temporary
 from tests.apps.worker.conftest import NewWorker
 from tests.apps.worker.test_models import start
 from tests.support.paths import ROOT
@@ -79,6 +83,42 @@ async def test_server_that_does_not_start_says_why(peer: Peer, new_worker: NewWo
         await site.ask(f"t{number}", f"m{number}", parameters={"prompt": "x"}, options=given)
         error = await site.failed(f"t{number}")
         assert (error.type, says in error.message) == ("ModelLoadFailed", True), error
+
+
+def test_pauses_between_crashes_grow_and_a_start_that_was_left_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_process, "LONGEST_PAUSE_S", 4.0)
+    gate, pauses = tmp_path / "gate", list[float]()
+    server = (
+        f"test -e {gate} || exit 3; sleep 0.2; exec {sys.executable} -m http.server --bind 127.0.0.1 {{port}}"
+    )
+    raw = msgspec.json.encode({"command": ["sh", "-c", server], "health": "/"})
+    process = server_process.ServerProcess(Model("m", "", 0, raw, ("t", 1), Output()))
+    with pytest.raises(LoadFailed, match="ended with exit code 3"):
+        process.start(lambda: None, lambda _: None)
+    with pytest.raises(Temporary, match="ended with exit code 3"):
+        process.ensure(lambda: None, pauses.append, lambda _: None)
+    assert pauses == [0.5, 1.0, 2.0, 4.0]
+    gate.touch()
+
+    def cancelled() -> None:
+        raise Cancelled
+
+    with pytest.raises(Cancelled):
+        process.ensure(cancelled, pauses.append, lambda _: None)
+    process.ensure(lambda: None, pauses.append, lambda _: None)
+    assert (process.exit(), pauses[-1], len(pauses)) == (None, 4.0, 5)
+    (pid,) = process.pids()
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert (process.exit() or "").startswith("was ended by signal 9")
+
+
+class Output:
+    def write_for(self, key: tuple[str, int], text: str) -> None: ...
+
+    def write_line(self, key: tuple[str, int], line: str) -> None: ...
 
 
 async def test_server_ends_with_its_model(peer: Peer, new_worker: NewWorker, tmp_path: Path) -> None:

@@ -52,16 +52,46 @@ class ServerProcess:
         self._model, self._options = model, options_of(model)
         self._process: subprocess.Popen[bytes] | None = None
         self._last: deque[str] = deque(maxlen=LAST_LINES)
-        self._pause_s, self._began = FIRST_PAUSE_S, 0.0
+        self._pause_s = self._began = 0.0
+        self._is_ready = False
         self.port = 0
 
     def start(self, check: Callable[[], None], say: Callable[[str], None]) -> None:
         """Start the server and wait until it is healthy. `check` raises to give up."""
-        self.port = _free_port()
+        self._spawn(say)
+        self._wait(check)
+
+    def ensure(
+        self, check: Callable[[], None], sleep: Callable[[float], None], say: Callable[[str], None]
+    ) -> None:
+        """Start the server again if it has ended, after a pause that grows with each crash. A task that was
+        cancelled meanwhile may have left it before it was healthy."""
+        while not self._is_ready or self.exit() is not None:
+            if (how := self.exit()) is not None:
+                say(f"the server {how}; starting it again in {self._next_pause():g} s")
+                sleep(self._pause_s)
+                self._spawn(say)
+            try:
+                self._wait(check)
+            except LoadFailed as error:
+                if self._pause_s >= LONGEST_PAUSE_S:
+                    raise Temporary(str(error)) from error
+
+    def _next_pause(self) -> float:
+        """Double the pause, or begin again after a server that ran for long."""
+        calm = time.monotonic() - self._began > CALM_S
+        self._pause_s = (
+            FIRST_PAUSE_S if calm or not self._pause_s else min(2 * self._pause_s, LONGEST_PAUSE_S)
+        )
+        return self._pause_s
+
+    def _spawn(self, say: Callable[[str], None]) -> None:
+        self.port, self._is_ready = _free_port(), False
         known = {"port": str(self.port), "path": self._model.path, "name": self._model.name}
         arguments = [_filled(each, known) for each in self._options.command]
         say(f"starting {arguments[0]} on port {self.port}")
         self._began = time.monotonic()
+        self._last.clear()
         try:
             self._process = subprocess.Popen(
                 arguments,
@@ -74,27 +104,14 @@ class ServerProcess:
             raise LoadFailed(f"model {self._model.name!r}: cannot start {arguments[0]!r}: {error}") from error
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         Thread(target=_follow, args=(self._process.stdout, self._last), daemon=True).start()
+
+    def _wait(self, check: Callable[[], None]) -> None:
         while not self._is_healthy():
             if (how := self.exit()) is not None:
                 raise LoadFailed(f"model {self._model.name!r}: its server {how}")
             check()
             time.sleep(LOOK_S)
-
-    def ensure(
-        self, check: Callable[[], None], sleep: Callable[[float], None], say: Callable[[str], None]
-    ) -> None:
-        """Start the server again if it has ended, after a pause that grows with each crash."""
-        while (how := self.exit()) is not None:
-            if time.monotonic() - self._began > CALM_S:
-                self._pause_s = FIRST_PAUSE_S
-            say(f"the server {how}; starting it again in {self._pause_s:g} s")
-            sleep(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-            try:
-                self.start(check, say)
-            except LoadFailed as error:
-                if self._pause_s >= LONGEST_PAUSE_S:
-                    raise Temporary(str(error)) from error
+        self._is_ready = True
 
     def exit(self) -> str | None:
         """Return how the server ended; None while it runs."""
