@@ -94,3 +94,15 @@ def test_stream_of_a_task_that_was_forgotten_says_so() -> None:
     gone = Reply(404, b'{"error": {"message": "there is no task a"}}')
     with pytest.raises(errors.NotFound, match="there is no task a"):
         follow(World(OK, end("gone"), b"", gone))
+
+
+def test_who_follows_again_has_the_same_name_and_others_another() -> None:
+    """The task would wait for the first reader, which has read nothing of the new attempt, for a minute."""
+    (task,) = pending("a")
+    world = World(OK, began(1), values(0, 1), began(2), OK, began(2), OK, began(2))
+    with pytest.raises(errors.StreamRestarted):
+        world.run(streaming.values(world.talk, task, "", skip_missed=False))
+    again, beside = (streaming.values(world.talk, task, "", skip_missed=False) for _ in range(2))
+    world._answer(next(again))
+    world._answer(next(beside))
+    assert asked(world) == ["reader=key-0", "reader=key-0", "reader=key-1"]

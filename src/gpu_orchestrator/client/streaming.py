@@ -27,8 +27,21 @@ class _End(msgspec.Struct):
 
 
 def values(talk: Conversation, pending: Pending[object], after: str, *, skip_missed: bool) -> Steps[None]:
-    """Emit what a task sends until it has ended, each value once; raise if it ends without a result."""
-    at, reader, target = after, talk.new_key(), path(pending.id, "/stream")
+    """Emit what a task sends until it has ended, each value once; raise if it ends without a result.
+
+    Who follows it again, after a break or `StreamRestarted`, does so under the same name: the task would wait
+    for a minute for a reader that comes no more."""
+    reader, pending.reader = pending.reader or talk.new_key(), ""
+    try:
+        yield from _followed(talk, pending, after, reader, skip_missed=skip_missed)
+    finally:
+        pending.reader = reader
+
+
+def _followed(
+    talk: Conversation, pending: Pending[object], after: str, reader: str, *, skip_missed: bool
+) -> Steps[None]:
+    at, target = after, path(pending.id, "/stream")
     stream = Stream(talk, lambda: Ask("GET", target + query({"after": at, "reader": reader}), headers=STREAM))
     while (sent := (yield from stream.next())) is not None:
         match sent.name:

@@ -225,15 +225,16 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class Pending(Generic[R_co]):
     """A submitted task. `decode` reads its result, `decode_value` what it yields; `known` is what was last
-    heard of it."""
+    heard of it, `reader` the name under which the server knows who followed it last and does so no more."""
 
-    __slots__ = ("decode", "decode_value", "id", "known")
+    __slots__ = ("decode", "decode_value", "id", "known", "reader")
 
     def __init__(
         self, task_id: str, decode: Callable[[bytes], R_co], decode_value: Decode = msgspec.json.decode
     ) -> None:
         self.id, self.decode, self.decode_value = task_id, decode, decode_value
         self.known: TaskInfo | None = None
+        self.reader = ""
 
     @property
     def output(self) -> R_co:
