@@ -73,6 +73,7 @@ RIGHTS: dict[Component, tuple[Right, ...]] = {
         Right("", "pods", "list watch get"),
         Right("", "pods/binding", "create"),
         Right("", "pods/eviction", "create"),
+        Right("policy", "poddisruptionbudgets", "list"),
         Right("", "pods/status", "patch"),
         Right(names.SCHEDULING_GROUP, "gpuclaims", "list watch get create patch"),
         Right(names.SCHEDULING_GROUP, "gpuclaims/status", "patch"),
