@@ -334,3 +334,19 @@ def test_own_idempotency_key_is_the_only_one_that_is_sent() -> None:
     assert b'"idempotency_key":"nightly"' in (own.body or b"")
     assert own.headers == {}, "a server refuses a task with two keys"
     assert made.headers == {"Idempotency-Key": "key-0"}
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param([OK, b"<html>"], id="a page"),
+        pytest.param([OK, b'{"task_id": "a"}'], id="something else"),
+        pytest.param([Reply(302)], id="the way to a login"),
+        pytest.param([Reply(204)], id="nothing"),
+    ],
+)
+def test_stream_of_another_server_is_not_waited_for(answers: list[Any]) -> None:
+    """It would be asked again without end."""
+    world = World(*answers)
+    with pytest.raises(errors.Unreachable, match="is not a cluster manager; check the address"):
+        world.run(world.talk.result(pending("a")[0], None))

@@ -22,6 +22,8 @@ from gpu_orchestrator.client.tasks import Call, Event, Explanation, Pending, Tas
 R = TypeVar("R")
 PREFIX = "/api/v1"
 STREAM = {"Accept": "text/event-stream"}
+STREAM_BEGINS = (b":", b"e", b"d", b"i", b"r", b"\n")
+"""The first byte of server-sent events: of a comment, or of `event`, `data`, `id` or `retry`."""
 SILENCE_S = 60.0
 """The server sends a sign of life on streams more often than this."""
 FINISH_S = 1.0
@@ -256,9 +258,7 @@ class Conversation:
             problem = msgspec.json.decode(reply.body, type=_ErrorBody).error
         except (msgspec.MsgspecError, UnicodeDecodeError):
             if reply.status not in BUSY:
-                return errors.Unreachable(
-                    f"what answers at {self.url} is not a cluster manager; check the address"
-                )
+                return _is_another(self.url)
             problem = _Problem(f"{self.url} answers with {reply.status}")
         match reply.status:
             case 401 if not self.has_key:
@@ -330,7 +330,7 @@ class Stream:
         self._with, self._request, self._deadline = conversation, request, deadline
         self._arrived: deque[Sent] = deque()
         self._parser: Parser | None = None
-        self._breaks = 0
+        self._breaks, self._is_new = 0, True
 
     def next(self) -> Steps[Sent | None]:
         """Return the next event; None once the deadline has passed."""
@@ -342,6 +342,9 @@ class Stream:
             else:
                 piece = yield Read(min(self._left_s(), SILENCE_S))
                 if isinstance(piece, bytes) and piece:
+                    if self._is_new and piece[:1] not in STREAM_BEGINS:
+                        raise _is_another(self._with.url)
+                    self._is_new = False
                     self._arrived += self._parser.feed(piece)
                 else:
                     yield from self._broke_off()
@@ -373,7 +376,9 @@ class Stream:
         for failures in count():
             reply = yield Open(self._request())
             if isinstance(reply, Reply) and reply.status < 400:
-                self._with.met, self._parser = True, Parser()
+                if reply.status != 200:  # a proxy that wants a login, for example
+                    raise _is_another(self._with.url)
+                self._with.met, self._parser, self._is_new = True, Parser(), True
                 return
             yield Pause(self._with._pause_s(reply, failures, until))
 
@@ -431,6 +436,8 @@ def _decoded(body: bytes, kind: type[R], url: str) -> R:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise errors.Unreachable(
-            f"what answers at {url} is not a cluster manager; check the address"
-        ) from error
+        raise _is_another(url) from error
+
+
+def _is_another(url: str) -> errors.Unreachable:
+    return errors.Unreachable(f"what answers at {url} is not a cluster manager; check the address")
