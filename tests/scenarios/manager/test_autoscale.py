@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from controlplane.cluster import free_port
+from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.api import session
 from tests.apps.manager.conftest import TOKEN, NewSite, Site, new_site
 from tests.support.patience import PATIENCE_S
@@ -97,8 +98,19 @@ async def test_command_is_told_numbers_and_drained_workers_and_no_shell_reads_th
     assert (await worker.receive(session.Drain)).leave is True
     await worker.close()
     await until(site, lambda each: not each["stopping_workers"])
+    await state_is_the_leaders(site)
     lines = [line.rsplit(")", 1)[1].split() for line in said.read_text().splitlines()]
     assert lines[0] == ["1"]
     assert ["0", "cloud-1"] in lines
     assert not (tmp_path / "bad").exists()
     assert (await site.call("GET", "/workers/by-hand"))[1]["status"] == "online", "it is not ours"
+
+
+async def state_is_the_leaders(site: Site) -> None:
+    """Another process reads what was stored, and cannot write it."""
+    database = site.running.manager.store.database
+    other = Store(database, owner="other").scaling
+    written = await other.read()
+    assert b'"service_s":[["echo"' in written
+    assert await other.save(b'{"state":{"wanted":9}}', [b"{}"]) is False
+    assert await other.read() == written

@@ -20,7 +20,8 @@ from gpu_orchestrator.adapters import keeper
 from gpu_orchestrator.adapters.provisioners.provisioner import CannotScale, Wish
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, GOOD_S = 1.0, 60.0, 60.0
-END_S = 15.0
+LEAVE_S, AT_ONCE_S = 10.0, 2.0
+"""How long workers may take to end their tasks and leave when the server ends, and then to end without."""
 
 
 @dataclass(slots=True)
@@ -63,17 +64,21 @@ class Local:
             await self._start(wish.online)
 
     async def close(self) -> None:
-        """End all, after a while also those that do not end by themselves."""
-        for each in self._running.values():
-            with suppress(OSError):
-                os.write(each.lifeline, keeper.order(keeper.TERM))
+        """End all: first as they are told to, with time for their tasks, then at once."""
         ending = [asyncio.ensure_future(each.process.wait()) for each in self._running.values()]
-        if ending:
-            await asyncio.wait(ending, timeout=END_S)
+        for patience_s in (LEAVE_S, AT_ONCE_S):
+            if not all(each.done() for each in ending):
+                self._terminate()
+                await asyncio.wait(ending, timeout=patience_s)
         for each in self._running.values():
             os.close(each.lifeline)  # the keeper ends whatever is left
         await asyncio.gather(*ending)
         self._running.clear()
+
+    def _terminate(self) -> None:
+        for each in self._running.values():
+            with suppress(OSError):
+                os.write(each.lifeline, keeper.order(keeper.TERM))
 
     def _take_note_of_ended(self, wish: Wish) -> None:
         now = asyncio.get_running_loop().time()

@@ -247,6 +247,7 @@ async def _serving(
     finally:
         for each in beside:
             each.cancel()
+        await manager.scaler.close()
         await manager.disconnect_clients()
         server.should_exit = True
         await serving

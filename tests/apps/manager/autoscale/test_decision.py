@@ -31,6 +31,7 @@ LONG = State(wanted=1, long_since_s=NOW - 4)
     [
         pytest.param(State(), load(), 0, [], "nothing waits", id="nothing to do"),
         pytest.param(State(), load(1, 1.0), 1, ["up"], "endless", id="from zero at once"),
+        pytest.param(State(), load(1, 0.0), 1, ["up"], "endless", id="from zero for tasks that take no time"),
         pytest.param(State(), load(40, 40.0), 2, ["up"], "endless", id="a step at a time"),
         pytest.param(State(), load(1, 500.0), 1, ["up"], "endless", id="no more workers than tasks"),
         pytest.param(
@@ -102,7 +103,15 @@ IDLE = State(wanted=2, idle_since_s={"a": NOW - 21, "b": NOW - 30})
             IDLE, load(0, 0.0, member("a"), member("b")), ("b", "a"), 2, id="to zero, longest idle first"
         ),
         pytest.param(IDLE, load(0, 0.0, member("a", 1), member("b")), ("b",), 2, id="not the busy one"),
-        pytest.param(IDLE, load(1, 1.0, member("a"), member("b")), (), 2, id="not while a task waits"),
+        pytest.param(
+            IDLE,
+            load(1, 1.0, member("a"), member("b")),
+            ("b",),
+            2,
+            id="all but one beside a task they cannot take",
+        ),
+        pytest.param(IDLE, load(1, 99.0, member("a"), member("b")), ("b",), 2, id="also if its wait is long"),
+        pytest.param(IDLE, load(1, 1.0, member("a"), member("b", 1)), ("a",), 2, id="the busy one stays"),
         pytest.param(
             State(wanted=2), load(0, 0.0, member("a"), member("b")), (), 2, id="idle since just now"
         ),

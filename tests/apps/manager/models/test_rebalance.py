@@ -14,6 +14,7 @@ from gpu_orchestrator.apps.manager.models.rebalance import (
     has_room,
     plan,
 )
+from tests.support.scale import Scale
 
 GIB = 1024
 
@@ -112,3 +113,12 @@ def test_random_fleets_end_more_even_and_within_bounds(seed: int) -> None:
         held[move.target] += move.copy.mib
     assert all(0 <= mib <= 20 * GIB for mib in held.values())
     assert len({(each.copy.model, each.source) for each in found}) == len(found)
+
+
+def test_plan_for_a_thousand_workers_looks_at_few(scale: Scale) -> None:
+    """Half of them full, and no room anywhere but on the last: a look at all pairs would never end."""
+    count = scale(test=400, accept=5000)
+    full = [replace(FULL, name=f"f{at}") for at in range(count)]
+    others = [holder(f"o{at}", copy("x", 15)) for at in range(count)]
+    found = plan([*full, *others, holder("empty")], "memory_optimized")
+    assert {each.target for each in found} == {"empty"}

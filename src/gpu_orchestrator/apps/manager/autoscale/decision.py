@@ -189,12 +189,9 @@ def _moved(
     if is_long:
         return _for_long_wait(state, load, rules, now, fleet)
     if load.waiting:
-        return (
-            state,
-            (),
-            f"the predicted wait is {_shown(fleet.wait_s)}, at most {_shown(rules.target_s)} is fine",
-        )
-    return _fewer(state, load, rules, now, fleet)
+        fine = f"the predicted wait is {_shown(fleet.wait_s)}, at most {_shown(rules.target_s)} is fine"
+        return _fewer(state, rules, now, fleet, fine, least=1)
+    return _fewer(state, rules, now, fleet, "nothing waits")
 
 
 def _for_long_wait(
@@ -204,16 +201,11 @@ def _for_long_wait(
     if idle := [each.name for each in fleet.live if not each.active]:
         settled = [name for name in idle if now - state.idle_since_s[name] > rules.patience_s]
         if settled:
-            return (
-                state,
-                (),
-                f"{long}, but {', '.join(settled[:3])} has nothing to do: more of the same do not help",
-            )
+            why = f"{long}, but {', '.join(settled[:3])} has nothing to do: more of the same do not help"
+            return _fewer(state, rules, now, fleet, why, least=1)
         return state, (), f"{long}, and {', '.join(idle[:3])} takes up work"
     if fleet.beside and now - state.long_since_s < rules.patience_s:
         return state, (), f"{long}, since {_shown(now - state.long_since_s)}"
-    if not load.work_s:
-        return state, (), long
     beside = min(ceil(load.work_s / rules.target_s), load.waiting + load.running)
     missing = max(ceil((beside - fleet.beside) / state.side_by_side), 1)
     return _more(state, rules, now, fleet, missing, long)
@@ -242,19 +234,21 @@ def _more(
 
 
 def _fewer(
-    state: State, load: Load, rules: Rules, now: float, fleet: _Fleet
+    state: State, rules: Rules, now: float, fleet: _Fleet, else_: str, *, least: int = 0
 ) -> tuple[State, tuple[Step, ...], str]:
-    """Drain workers that had nothing to do for long, those first that have been idle longest."""
+    """Drain workers that had nothing to do for long, those first that have been idle longest. `else_` is what
+    to say if none goes. Tasks may wait meanwhile that these workers cannot take: then one stays, or it would
+    be started again at once, and none of the others is kept for them."""
     since = state.idle_since_s
     idle = sorted(
         (each.name for each in fleet.live if not each.active and now - since[each.name] >= rules.idle_s),
         key=lambda name: (since[name], name),
     )
-    spare = len(fleet.live) + fleet.coming - rules.least
+    spare = len(fleet.live) + fleet.coming - max(rules.least, least)
     if not idle or spare <= 0:
-        return state, (), "nothing waits"
+        return state, (), else_
     if fleet.coming or now - state.changed_s < rules.cool_down_s:
-        return state, (), "nothing waits; the last change was a moment ago"
+        return state, (), f"{else_}; the last change was a moment ago"
     names = tuple(idle[: min(spare, rules.step)])
     leaving = (*state.leaving, *(Leaving(name) for name in names))
     why = f"they had nothing to do for {_shown(rules.idle_s)}"

@@ -30,6 +30,7 @@ from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.apps.manager.tasks.service_times import ServiceTimes
 
 log = structlog.get_logger()
+CLOSE_S = 20.0
 Send = Callable[[str, str, session.Message], None]
 
 
@@ -65,6 +66,8 @@ class Scaler:
     _load: Load = Load()  # noqa: RUF009 - frozen
     _decision: Decision | None = None
     _provisioner: Provisioner | None = None
+    _is_closed: bool = False
+    _working: asyncio.Lock = field(default_factory=asyncio.Lock)
     _rules: Rules = field(init=False)
     _label: tuple[str, str] = field(init=False)
 
@@ -90,13 +93,20 @@ class Scaler:
         """Look after the workers while this process leads, until cancelled."""
         if not self.is_on:
             return
-        try:
-            while True:
-                await asyncio.sleep(self.deps.settings.auto_scale_interval)
-                await self._round()
-        finally:
-            if self._provisioner is not None:
-                await self._provisioner.close()
+        while True:
+            await asyncio.sleep(self.deps.settings.auto_scale_interval)
+            async with self._working:
+                if not self._is_closed:
+                    await self._round()
+
+    async def close(self) -> None:
+        """Let workers that would be left without a parent leave, while there is a server to tell. A step
+        that hangs does not hold the server up: its keepers end what is left when it ends."""
+        self._is_closed = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S), self._working:
+                if self._provisioner is not None:
+                    await self._provisioner.close()
 
     async def _round(self) -> None:
         dispatcher = self.deps.leader.dispatcher

@@ -4,6 +4,7 @@ Each model is loaded on its new worker first, by a task that does nothing more, 
 only after that. Whatever ends this process on the way leaves a model loaded twice at worst.
 """
 
+import asyncio
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -47,7 +48,8 @@ async def planned(manager: Manager, wanted: RebalanceRequest) -> Rebalance:
         for name, each in workers.items()
         if each.online and each.hello.model_types
     ]
-    moves = plan(holders, wanted.strategy, force=wanted.force)
+    # Of thousands of workers it takes a moment, and other requests are served meanwhile.
+    moves = await asyncio.to_thread(plan, holders, wanted.strategy, force=wanted.force)
     return _answer(wanted.strategy, moves, force=wanted.force)
 
 

@@ -7,6 +7,7 @@ Between a full worker and an empty twin that is positive; between two that are a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
 Strategy = Literal["memory_optimized", "load", "models"]
@@ -21,6 +22,8 @@ WEIGHTS: dict[Strategy, tuple[float, float, float]] = {
     "models": (0.1, 0.1, 0.8),
 }
 """How much memory, load and number of models weigh."""
+LOOKED_AT = 50
+"""Workers with too much that are looked at for one move: of ten thousand, many are alike."""
 LEAST_BENEFIT = 0.01
 """A move that evens out less is not worth a load."""
 
@@ -87,17 +90,22 @@ def plan(holders: Sequence[Holder], strategy: Strategy, *, force: bool = False) 
 
 def _best(holders: list[Holder], strategy: Strategy, done: list[Move], *, force: bool) -> Move | None:
     average = sum(each.load for each in holders) / len(holders) if holders else 0.0
-    over = {each.name: why for each in holders if (why := too_much(each, average, strategy, holders))}
-    under = [each for each in holders if each.name not in over and each.takes_tasks]
+    mean = sum(len(each.copies) for each in holders) / len(holders) if holders else 0.0
+    over = {each.name: why for each in holders if (why := too_much(each, average, mean, strategy))}
+    under = sorted(
+        (each for each in holders if each.name not in over and each.takes_tasks),
+        key=lambda each: each.weight(strategy),
+    )
+    heaviest = sorted(
+        (each for each in holders if each.name in over), key=lambda each: -each.weight(strategy)
+    )
     moved = {(each.copy.model, each.target) for each in done}
     found = [
         _move(source, target, copy, strategy, over[source.name])
-        for source in holders
-        if source.name in over
+        for source in heaviest[:LOOKED_AT]
         for copy in source.copies
         if (force or not (copy.busy or copy.pinned)) and (copy.model, source.name) not in moved
-        for target in under
-        if has_room(target, source, copy)
+        for target in islice((each for each in under if has_room(each, source, copy)), 1)  # it pays most
     ]
     return min((each for each in found if each.benefit > LEAST_BENEFIT), key=_rank, default=None)
 
@@ -107,13 +115,13 @@ def _rank(move: Move) -> tuple[float, float, str, str]:
     return -round(move.benefit, 6), move.copy.load_s, move.copy.model, move.target
 
 
-def too_much(worker: Holder, average: float, strategy: Strategy, all_: Sequence[Holder]) -> str:
-    """Return why a worker has too much; empty if it has not."""
+def too_much(worker: Holder, average: float, mean: float, strategy: Strategy) -> str:
+    """Return why a worker has too much; empty if it has not. `average` is the load of all, `mean` how many
+    models they have."""
     if worker.memory > MUCH_MEMORY:
         return f"{worker.memory:.0%} of its memory is held, more than {MUCH_MEMORY:.0%}"
     if worker.load > average + OVER_AVERAGE:
         return f"its load is {worker.load:.2f}, the average {average:.2f}"
-    mean = sum(len(each.copies) for each in all_) / len(all_)
     if strategy == "models" and len(worker.copies) > mean + 1:
         return f"it has {len(worker.copies)} models, the average is {mean:.1f}"
     return ""
