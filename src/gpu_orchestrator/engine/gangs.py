@@ -12,7 +12,7 @@ In the queue a gang is one entry, its speaker: it has the lane, flow and rank of
 last, or one important member would take all others along. Kept by the engine.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -22,14 +22,16 @@ from gpu_orchestrator.core.gang import SEARCH_STEPS, Gang, GangRefusal, decide_g
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import GangTerms, Request, Shape
 from gpu_orchestrator.engine.backoff import Backoff
+from gpu_orchestrator.engine.parked_gangs import ParkedGangs
 from gpu_orchestrator.engine.queue import Waiting
 
 PATIENCE_S = 1.0
 """How long a gang may be short before its members are told: mostly all of them come at once."""
 MOST_KINDS = 64
 """Different requests of one gang. Each costs a look at every node, all in one go."""
-MOST_CHECKED = 256
-"""Parked gangs whose room is counted in one call, and different requests for which it is."""
+DECISION_LOOKS = 20
+"""To decide a parked gang costs as much as this many looks at its room, and one more for each member."""
+MEMBERS_PER_LOOK = 64
 STEPS_PER_S = 500
 """Steps of the search for mixed members, of all gangs together: about a twentieth of the time."""
 
@@ -53,6 +55,8 @@ class Members:
     told: set[str] = field(default_factory=set)
     attempts: int = 0
     rests_until: float = 0.0
+    news: int = 0
+    """What had become free when this gang was looked at, as `ParkedGangs` counts it."""
 
     @property
     def least(self) -> int:
@@ -83,10 +87,7 @@ class Gangs:
         self._backoff = backoff
         self._gangs: dict[str, Members] = {}
         self._gang_of: dict[str, Members] = {}
-        self._parked: dict[str, Members] = {}
-        self._unchecked: dict[str, None] = {}
-        """Names of parked gangs that may have been helped since they were refused."""
-        self._has_news = False
+        self._parked = ParkedGangs()
         self._short: dict[str, float] = {}
         """When to tell the members of a gang that others are missing."""
         self._steps, self._steps_at = [SEARCH_STEPS], 0.0
@@ -149,7 +150,7 @@ class Gangs:
         if gang.rests_until <= now:
             return self.enqueue(gang)
         gang.stage = "parked"
-        self._parked[gang.terms.name] = gang
+        self._parked.add(gang)
         self.recheck(gang)
         return None
 
@@ -213,7 +214,7 @@ class Gangs:
     def _drop_if_empty(self, gang: Members) -> None:
         if not gang.waiting and not gang.started:
             self._gangs.pop(gang.terms.name, None)
-            self._parked.pop(gang.terms.name, None)
+            self._parked.remove(gang.terms.name)
 
     def partly_started(self, in_flight: Container[str]) -> list[PartlyStarted]:
         """Return gangs that hold places and began without enough members: some wait, or were deleted while
@@ -235,13 +236,13 @@ class Gangs:
         # Keys of requests are UIDs and ids, which have no blank: this one is nobody's.
         request = replace(first.request, key=f"gang {gang.terms.name}", gang=gang.terms)
         gang.stage, gang.speaker = "queued", replace(first, request=request, queue=None, is_parked=False)
-        self._parked.pop(gang.terms.name, None)
+        self._parked.remove(gang.terms.name)
         return gang.speaker
 
     def dequeue(self, gang: Members, now: float) -> Waiting | None:
         """Let the gang wait for members again; return its entry if the queue has one."""
         speaker, gang.speaker = gang.speaker, None
-        self._parked.pop(gang.terms.name, None)
+        self._parked.remove(gang.terms.name)
         gang.stage = "short"
         gang.told.clear()
         if gang.waiting:
@@ -258,7 +259,7 @@ class Gangs:
         self._short.pop(gang.terms.name, None)
         gang.rests_until = now + self._backoff.delay(gang.attempts) * (1.0 + spread)
         gang.attempts += 1
-        self._parked[gang.terms.name] = gang
+        self._parked.add(gang)
 
     def placed(self, gang: Members, now: float) -> None:
         """Enough members have places now. Those left over are tried again when something becomes free."""
@@ -272,7 +273,7 @@ class Gangs:
 
     def recheck(self, gang: Members) -> None:
         """This parked gang has other members now, or failed for a reason that may have passed."""
-        self._unchecked[gang.terms.name] = None
+        self._parked.recheck(gang)
 
     def untold(self, gang: Members) -> list[Request]:
         """Return the members that were not told why the gang waits; from now on they count as told."""
@@ -282,14 +283,14 @@ class Gangs:
 
     def something_freed(self) -> None:
         """All parked gangs may fit now."""
-        self._has_news = bool(self._parked)
+        self._parked.something_freed()
 
     def next_at(self, now: float) -> float | None:
         """Return when `helped` or `short_too_long` may have something to return; None if only an event can
         change that."""
-        names = self._parked if self._has_news else self._unchecked
-        times = [gang.rests_until for gang in self._of(names)] + list(self._short.values())
-        return max(min(times), now) if times else None
+        times = self._parked.next_at(now), next(iter(self._short.values()), None)  # the first was first
+        known = [at for at in times if at is not None]
+        return max(min(known), now) if known else None
 
     def short_too_long(self, now: float, nodes: int) -> Iterator[tuple[Request, Refusal]]:
         """Yield the members, each once, that wait for others longer than is worth no word."""
@@ -301,23 +302,17 @@ class Gangs:
                 yield from ((each, gang.refusal) for each in self.untold(gang))
 
     def helped(self, cluster: Cluster, now: float) -> Iterator[Members]:
-        """Yield parked gangs for which there is room by the numbers now, a bounded number of them."""
+        """Yield parked gangs for which there is room by the numbers now, as many as may be looked at."""
         rooms: dict[Shape, int] = {}
-        checked = 0
-        if self._has_news:
-            self._unchecked, self._has_news = dict.fromkeys(self._parked), False
-        for gang in self._of(self._unchecked):
-            if gang.rests_until > now:
+        for gang in self._parked.due(now):
+            if gang.is_short:
                 continue
-            if max(checked, len(rooms)) >= MOST_CHECKED:
-                return
-            checked += 1
-            del self._unchecked[gang.terms.name]
-            if not gang.is_short and may_fit(to_decide(gang, cluster), cluster, rooms):
+            known = len(rooms)
+            fits = may_fit(to_decide(gang, cluster), cluster, rooms)
+            self._parked.took(len(rooms) - known + len(gang.waiting) // MEMBERS_PER_LOOK)
+            if fits:
+                self._parked.took(DECISION_LOOKS + len(gang.waiting))
                 yield gang
-
-    def _of(self, names: Iterable[str]) -> list[Members]:
-        return [gang for name in names if (gang := self._parked.get(name)) is not None]
 
 
 class Chosen(NamedTuple):
