@@ -18,7 +18,8 @@ from gpu_orchestrator.apps.worker import frames
 from gpu_orchestrator.apps.worker.runners.output import NOBODY, OWN_THREAD, Key
 
 PACE_S = 0.05
-"""The first value is sent at once, those that follow closely share a frame."""
+"""The first value of a task is sent at once, those that follow closely share a frame, and the last ones go as
+soon as the task has ended."""
 FULL = 32 << 10
 """Bytes that are worth a frame without delay."""
 
@@ -37,6 +38,7 @@ class Values:
         self._size, self._ahead = 0, 0
         self._at, self._total, self._taken = 0, 0, 0
         self._is_idle = True
+        self._is_draining = False
         self._make_locks()
         os.register_at_fork(after_in_child=self._forked)
 
@@ -47,6 +49,7 @@ class Values:
         if self._total:
             with self._lock:
                 self._reset()
+                self._sent_at, self._is_draining = 0.0, False
         self._key = key
 
     def taken(self, key: Key, count: int) -> None:
@@ -95,6 +98,8 @@ class Values:
         """Wait until the manager has taken all values, or the task is cancelled."""
         if self._total:
             with self._lock:
+                self._is_draining = True
+                self._work.notify()
                 while self._taken < self._total and not is_cancelled():
                     self._room.wait()
 
@@ -112,14 +117,16 @@ class Values:
                     frame = self._next()
                 if frame is not None:
                     self._send(frame)
-                    self._sent_at = monotonic()
 
     def _wait_for_work(self) -> None:
         while not self._waiting:
             self._is_idle = True
             self._work.wait()
-        while self._size < FULL and (left_s := self._sent_at + PACE_S - monotonic()) > 0:
+        while self._is_paced() and (left_s := self._sent_at + PACE_S - monotonic()) > 0:
             self._work.wait(left_s)
+
+    def _is_paced(self) -> bool:
+        return self._size < FULL and not self._is_draining
 
     def _next(self) -> frames.Sent | None:
         """Return a frame with the next values; None if the task has ended meanwhile."""
@@ -133,6 +140,7 @@ class Values:
             size += len(value)
         if not values:
             return None
+        self._sent_at = monotonic()
         at, self._at = self._at, self._at + len(values)
         self._size -= size
         self._untaken.append((self._at, size))
