@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 FIRST_PAUSE_S, LONGEST_PAUSE_S, CALM_S = 0.5, 60.0, 60.0
 """The pause before a server that crashed is started again, doubled each time, until it has run this long."""
 LOOK_S = 0.1
-LAST_LINES = 20
+LAST_LINES, READ_S = 20, 0.5
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -103,7 +103,8 @@ class ServerProcess:
         except OSError as error:
             raise LoadFailed(f"model {self._model.name!r}: cannot start {arguments[0]!r}: {error}") from error
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe
-        Thread(target=_follow, args=(self._process.stdout, self._last), daemon=True).start()
+        self._reader = Thread(target=_follow, args=(self._process.stdout, self._last), daemon=True)
+        self._reader.start()
 
     def _wait(self, check: Callable[[], None]) -> None:
         while not self._is_healthy():
@@ -117,6 +118,7 @@ class ServerProcess:
         """Return how the server ended; None while it runs."""
         if self._process is None or (code := self._process.poll()) is None:
             return None
+        self._reader.join(READ_S)  # its last words; a process that it left may hold the pipe open
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return f"{how}: {' | '.join(list(self._last)[-3:])}" if self._last else how
 
