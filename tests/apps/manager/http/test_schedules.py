@@ -82,6 +82,10 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"task": {**TASK, "expires": TOMORROW}}, "task.expires: "),
     ({"task": {**TASK, "labels": {"schedule": "x"}}}, "the schedule gives its tasks this label"),
     ({"task": {**TASK, "parameters": "x" * 70_000}}, "at most 64 KiB in a schedule"),
+    (
+        {"task": {**TASK, "parameters": {"$file": "file-" + "0" * 32}}},
+        "a file is deleted TASK_RETENTION after",
+    ),
     ({"task": {**TASK, "task_type": "ecko"}}, "unknown task_type 'ecko'; did you mean 'echo'?"),
     ({"name": "a b"}, "name: 'a b' cannot be the name of a schedule; use letters, digits"),
     ({"name": "nightly\n"}, "name: "),

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from gpu_orchestrator.adapters.store.records import NewTask
 from gpu_orchestrator.adapters.store.schedules import MOST_OF_ALL, NewSchedule, ScheduleRow
-from gpu_orchestrator.api import units
+from gpu_orchestrator.api import files, units
 from gpu_orchestrator.api.units import BadAmount
 from gpu_orchestrator.apps.manager import errors
 from gpu_orchestrator.apps.manager.access.keys import Key
@@ -182,6 +182,11 @@ async def _task(manager: Manager, wanted: ScheduleRequest, key: Key, correlation
     if taken := {template.NAME, template.MOMENT} & set(request.labels):
         raise errors.Unprocessable(
             f"task.labels: {', '.join(sorted(taken))}: the schedule gives its tasks this label; use another"
+        )
+    if named := files.named_in(bytes(request.parameters)):
+        raise errors.Unprocessable(
+            f"task.parameters name the file {named[0]}, and a file is deleted TASK_RETENTION after it was "
+            "last named by a task that was submitted; let the task of a schedule fetch what it needs"
         )
     new = await submission.checked(manager, request, key, correlation)
     if new.expires_ms > 0:
