@@ -121,3 +121,9 @@ def test_module_without_usable_tasks_is_an_error(folder: Path, code: str, why: s
     with pytest.raises(BadSettings) as caught:
         importable.tasks_of(["app"])
     assert str(caught.value).startswith(why)
+
+
+@pytest.mark.parametrize("app", ["tasks:train", "tasks.py", "./tasks", "", "my-tasks"])
+def test_app_that_is_no_module_is_told_before_it_is_imported(app: str) -> None:
+    with pytest.raises(BadSettings, match="is not the name of a module; write it as in an import"):
+        importable.tasks_of([app])

@@ -83,6 +83,12 @@ def tasks_of(apps: Sequence[str], user: User | None = None) -> dict[str, str]:
     raise `BadSettings` for a module without."""
     found: dict[str, tuple[str, str]] = {}
     """By name: where this worker finds it, and where it is defined. Two modules may import the same task."""
+    for app in apps:
+        if app.endswith(".py") or not all(part.isidentifier() for part in app.split(".")):
+            raise BadSettings(
+                f"--app {app} is not the name of a module; write it as in an import, without .py and without "
+                "the name of a task, such as --app my_tasks"
+            )
     verdicts = _look(list(apps), user) if apps else {}
     for app in apps:
         kind, said = verdicts.get(app, ("unsure", "it was not imported within two minutes"))
