@@ -269,6 +269,13 @@ def test_gang_whose_member_changes_while_it_is_in_the_queue_stays_there_once() -
     assert world.engine.counts()["active"] == 0
 
 
+def test_gang_of_which_a_member_ended_before_all_were_placed_has_started_whole() -> None:
+    world = World(*two_nodes())
+    world.ask(member("m1", 4, least=3), member("m2", 4, least=3), member("m3", 4, least=3))
+    world.tell(Placed("m1"), RequestRemoved("m2"), Placed("m2"), Placed("m3"))
+    assert world.engine.partly_started() == []
+
+
 def test_search_for_places_of_all_gangs_together_is_bounded() -> None:
     """Members that differ and by the numbers have room: each look at them is a long search."""
     world = World(*(node(f"n{at}", 8, resources={"cpu": 100}) for at in range(6)))

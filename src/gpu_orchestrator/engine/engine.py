@@ -334,7 +334,7 @@ class Engine:
         if self._in_flight.land(key) is None:
             return
         self._cache.confirm(key)
-        self._gangs.confirm(key)
+        self._gangs.confirm(key, has_ended=key in self._left)
         if key in self._left:
             self._release(key)
             self._add_again(key, now, actions)

@@ -49,6 +49,8 @@ class Members:
     speaker: Waiting | None = None
     refusal: Refusal | None = None
     confirmed: set[str] = field(default_factory=set)
+    ended_early: int = 0
+    """Members that were placed and had ended before all others were."""
     has_begun: bool = False
     has_observed: bool = False
     """Members were placed before a restart or by others: then nobody knows how many began together."""
@@ -186,11 +188,12 @@ class Gangs:
         gang.waiting.pop(key, None)
         gang.started[key] = node
 
-    def confirm(self, key: str) -> None:
-        """A member that was in flight runs."""
+    def confirm(self, key: str, *, has_ended: bool = False) -> None:
+        """A member that was in flight runs, or has run already."""
         if (gang := self._gang_of.get(key)) is not None:
             gang.confirmed.add(key)
-            gang.has_begun = gang.has_begun or len(gang.confirmed) >= gang.terms.least
+            gang.has_begun = gang.has_begun or len(gang.confirmed) + gang.ended_early >= gang.terms.least
+            gang.ended_early += has_ended
 
     def observed(self, key: str, node: str, terms: GangTerms, now: float) -> Waiting | None:
         """A member was found running, placed before a restart or by others. Return the entry for the queue if
@@ -208,7 +211,8 @@ class Gangs:
         if gang is not None:
             gang.started.pop(key, None)
             gang.confirmed.discard(key)
-            gang.has_begun = gang.has_begun and bool(gang.started)
+            if not gang.started:
+                gang.has_begun, gang.ended_early = False, 0
             self._drop_if_empty(gang)
 
     def _drop_if_empty(self, gang: Members) -> None:

@@ -170,10 +170,10 @@ class PreemptionController:
         return request
 
     async def _look_at(self, candidates: list[str]) -> None:
-        began, breath = self._clock(), Breath(self._clock)
+        breath = Breath(self._clock)
         guards = preemptible.budgets((await self._client.list(DISRUPTION_BUDGETS)).items)
         allowed = {each.name: each.allowed for each in guards}
-        found = await _through(self._evictables(guards), breath)
+        found, began = await _through(self._evictables(guards), breath), self._clock()
         for uid in candidates:
             engine = self._coordinator.engine
             if not self._may_write() or len(self._nominated) >= MOST_NOMINATED:
