@@ -71,6 +71,14 @@ class Members:
         return len(self.waiting) < self.least
 
     @property
+    def kinds(self) -> set[Shape]:
+        return {each.request.shape for each in self.waiting.values()}
+
+    @property
+    def has_many_kinds(self) -> bool:
+        return len(self.waiting) > MOST_KINDS and len(self.kinds) > MOST_KINDS
+
+    @property
     def by_turn(self) -> list[Waiting]:
         return sorted(self.waiting.values(), key=lambda each: (-each.lane, each.rank, each.number))
 
@@ -312,7 +320,7 @@ class Gangs:
             if gang.is_short:
                 continue
             known = len(rooms)
-            fits = may_fit(to_decide(gang, cluster), cluster, rooms)
+            fits = gang.has_many_kinds or may_fit(to_decide(gang, cluster), cluster, rooms)
             self._parked.took(len(rooms) - known + len(gang.waiting) // MEMBERS_PER_LOOK)
             if fits:
                 self._parked.took(DECISION_LOOKS + len(gang.waiting))
@@ -331,9 +339,8 @@ def judge(
     """Return places for members of the gang with what they cost their flow, or why there are none. `steps` is
     how many the search for them may take."""
     members = gang.waiting
-    kinds = {each.request.shape for each in members.values()}
-    if len(kinds) > MOST_KINDS:
-        asked = f"its members ask for {len(kinds)} different things"
+    if gang.has_many_kinds:
+        asked = f"its members ask for {len(gang.kinds)} different things"
         said = f"gang {gang.terms.name}: {asked}, more than {MOST_KINDS}"
         return Refusal(len(cluster), gang=said)
     try:

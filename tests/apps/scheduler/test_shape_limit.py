@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_orchestrator.apps.scheduler.cycle.shape_limit import MOST_STALE, ShapeLimit, kind_of
-from gpu_orchestrator.core.request import request
+from gpu_orchestrator.core.request import GangTerms, request
 from gpu_orchestrator.engine.events import RequestAdded
 from tests.support.examples import cases
 
@@ -34,6 +34,25 @@ def test_namespaces_have_limits_of_their_own() -> None:
     assert limit.enter(added("p", 1))
     assert not limit.enter(added("q", 2))
     assert limit.enter(added("r", 2, tenant="others"))
+
+
+def test_members_of_a_gang_come_in_together_whatever_they_ask_for() -> None:
+    """Or its workers would wait in the engine for a launcher that is held back until they leave."""
+    limit = ShapeLimit(1)
+
+    def member(key: str, gpus: int, gang: str) -> RequestAdded:
+        return RequestAdded(request(key, gpus, tenant="team", gang=GangTerms(gang, 2)), 0.0)
+
+    assert limit.enter(member("worker", 8, "g"))
+    assert limit.enter(member("launcher", 1, "g"))
+    assert not limit.enter(added("single", 2, since=9.0))
+    assert not limit.enter(member("launcher-2", 1, "h"))
+    assert not limit.enter(member("worker-2", 8, "h"))
+    assert (limit.held_count, limit.leave("worker")) == (3, [])
+    assert keys(limit.leave("launcher")) == ["launcher-2", "worker-2"]
+    assert limit.held_count == 1
+    assert limit.leave("launcher-2") == []
+    assert keys(limit.leave("worker-2")) == ["single"]
 
 
 def test_highest_priority_then_the_earliest_comes_in_with_its_equals() -> None:

@@ -2,15 +2,19 @@
 
 Equal requests wait together and cost one judgement; each different one costs its own. So a namespace may have
 `most` different ones in the engine; the pods beyond are held back and come in as others leave, highest
-priority first, then the earliest. Pods that ask like one that waits already come in at once.
+priority first, then the earliest. Pods that ask like one that waits already come in at once, and so do all
+members of a gang of which one waits: a gang that was let in by half would keep its place forever.
 """
 
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import TypeVar
 
 from gpu_orchestrator.core.request import GangTerms, Request, Shape
 from gpu_orchestrator.engine.events import RequestAdded
+
+K = TypeVar("K")
 
 MOST_STALE = 64
 """So many entries of requests that are not held any more stay in a queue, or as many as it has others."""
@@ -23,18 +27,65 @@ def kind_of(request: Request) -> Kind:
     return request.shape, request.strategy, request.allocator, request.gang
 
 
+def gang_of(kind: Kind) -> str:
+    terms = kind[-1]
+    return terms.name if terms else ""
+
+
+def _count(counts: dict[K, int], key: K, change: int) -> None:
+    counts[key] = counts.get(key, 0) + change
+    if not counts[key]:
+        del counts[key]
+
+
 @dataclass(slots=True)
 class _Namespace:
-    """`waiting` counts the requests in the engine by kind; `queue` has entries of requests that have left
-    `held` meanwhile, and `held_count` is how many it would have without them."""
+    """`waiting` counts the requests in the engine by kind, and `gangs` by gang; `held_of` has the kinds that
+    are held back of each gang, none of which has a member in the engine; `queue` has entries of requests that
+    have left `held` meanwhile, and `held_count` is how many it would have without them."""
 
     waiting: dict[Kind, int] = field(default_factory=dict)
+    gangs: dict[str, int] = field(default_factory=dict)
     held: dict[Kind, dict[str, RequestAdded]] = field(default_factory=dict)
+    held_of: dict[str, dict[Kind, None]] = field(default_factory=dict)
     queue: list[tuple[int, float, int, RequestAdded]] = field(default_factory=list)
     held_count: int = 0
 
     def holds(self, added: RequestAdded) -> bool:
         return self.held.get(kind_of(added.request), {}).get(added.request.key) is added
+
+    def count(self, kind: Kind, change: int) -> None:
+        """Count so many more requests of this kind in the engine."""
+        _count(self.waiting, kind, change)
+        if gang := gang_of(kind):
+            _count(self.gangs, gang, change)
+
+    def hold(self, kind: Kind, added: RequestAdded) -> None:
+        self.held.setdefault(kind, {})[added.request.key] = added
+        self.held_count += 1
+        if gang := gang_of(kind):
+            self.held_of.setdefault(gang, {})[kind] = None
+
+    def let_go(self, kind: Kind, key: str) -> None:
+        """A request that was held back is gone."""
+        del self.held[kind][key]
+        self.held_count -= 1
+        if self.held[kind]:
+            return
+        del self.held[kind]
+        if gang := gang_of(kind):
+            del self.held_of[gang][kind]
+            if not self.held_of[gang]:
+                del self.held_of[gang]
+
+    def take_held(self, kind: Kind) -> list[RequestAdded]:
+        """Return the requests of this kind that are held back, and all others of its gang; they are held no
+        longer."""
+        gang = gang_of(kind)
+        kinds = self.held_of.pop(gang) if gang else {kind: None}
+        taken = [each for alike in kinds for each in self.held.pop(alike).values()]
+        self.held_count -= len(taken)
+        return taken
 
     def drop_stale(self) -> None:
         """Drop stale entries when there are many: a held pod that changes again and again makes one each
@@ -69,11 +120,11 @@ class ShapeLimit:
             return not self._is_held(request.key)
         here = self._namespaces.setdefault(request.tenant, _Namespace())
         self._known[request.key] = added
-        if kind in here.waiting or len(here.waiting) < self.most:
-            here.waiting[kind] = here.waiting.get(kind, 0) + 1
+        gang = gang_of(kind)
+        if kind in here.waiting or (gang and gang in here.gangs) or len(here.waiting) < self.most:
+            here.count(kind, 1)
             return True
-        here.held.setdefault(kind, {})[request.key] = added
-        here.held_count += 1
+        here.hold(kind, added)
         heappush(here.queue, (-request.priority, added.since or 0.0, next(self._numbers), added))
         here.drop_stale()
         return False
@@ -86,14 +137,9 @@ class ShapeLimit:
             return []
         here, kind = self._namespaces[added.request.tenant], kind_of(added.request)
         if key in here.held.get(kind, ()):
-            del here.held[kind][key]
-            here.held_count -= 1
-            if not here.held[kind]:
-                del here.held[kind]
+            here.let_go(kind, key)
             return []
-        here.waiting[kind] -= 1
-        if not here.waiting[kind]:
-            del here.waiting[kind]
+        here.count(kind, -1)
         coming = self._let_in(here)
         if not here.waiting:
             del self._namespaces[added.request.tenant]
@@ -109,8 +155,7 @@ class ShapeLimit:
             first = heappop(here.queue)[3]
             kind = kind_of(first.request)
             if here.holds(first):
-                alike = here.held.pop(kind)
-                here.held_count -= len(alike)
-                here.waiting[kind] = len(alike)
-                coming += alike.values()
+                for each in here.take_held(kind):
+                    here.count(kind_of(each.request), 1)
+                    coming.append(each)
         return coming
