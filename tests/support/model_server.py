@@ -1,7 +1,7 @@
 """A stand-in for a model server with OpenAI's API: answers the words of the prompt in reverse order.
 
-`python -m tests.support.model_server PORT JOURNAL`: adds a line to the journal when it starts, and when the
-client of an endless answer goes away. The word `crash` kills it."""
+`python -m tests.support.model_server PORT JOURNAL`: adds a line to the journal when it starts, and when an
+endless answer begins and its client goes away. The word `crash` kills it."""
 
 import json
 import os
@@ -44,6 +44,8 @@ class Handler(BaseHTTPRequestHandler):
                 os._exit(7)
             choice = {"text": f"{word} "} if "prompt" in asked else {"delta": {"content": f"{word} "}}
             self._event({"choices": [{"finish_reason": None, **choice}]})
+            if word == "forever":
+                note("begun")
             while word == "forever":
                 time.sleep(0.01)
                 try:
