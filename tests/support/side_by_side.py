@@ -42,6 +42,7 @@ HOMES = {
     "tests/controlplane/test_real_node.py": "cluster",
     "tests/faults/test_real.py": "cluster",
     "tests/scenarios/kube": "cluster",
+    "tests/scenarios/manager/test_autoscale_kubernetes.py": "cluster",
     "tests/scenarios/scheduler": "cluster",
     "tests/scenarios/webhook": "cluster",
 }
