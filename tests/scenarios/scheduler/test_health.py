@@ -48,7 +48,7 @@ def test_pod_is_told_of_its_unhealthy_device_and_evicted_if_its_claim_says_so(st
     for name in ("go", "stay", "keep"):
         stage.wait_event(name, f"DeviceUnhealthy: on {node}: device")
     stage.wait_event("keep", "EvictionNotPossible: ")
-    for _ in range(10):
+    for _ in range(60):
         flap(stage, node, found, "Healthy")
         flap(stage, node, found, "Unhealthy")
     until(lambda: health(stage.claim("stay"))[0] == "False", "the claim has the condition")
