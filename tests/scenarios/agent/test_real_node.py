@@ -117,19 +117,20 @@ def test_device_stays_with_the_process_of_a_pod_that_was_deleted_by_force(
 def test_process_on_a_device_that_its_pod_was_not_given(
     agent_stage: Stage, node: RealNode, agent: AgentProcess, figure: Callable[[str], None]
 ) -> None:
-    agent_stage.scheduler(releaseSeconds=1)
     wrong = agent.hardware.uuids[1]
     made = holding("thief", node, agent, uuid=wrong)
     made["metadata"]["annotations"] = {}
     del made["spec"]["schedulerName"]
-    create(agent_stage, made)
+    uid = create(agent_stage, made)["metadata"]["uid"]
     until(lambda: held(agent, wrong), "the container holds the device")
     started = time.monotonic()
     note = agent_stage.wait_event("thief", "DeviceMismatch", within_s=10)
     figure(f"mismatch → event after {time.monotonic() - started:.1f} s")
     assert f"GPU 1 ({wrong}) of {node.name}, which it was not given" in note
     assert agent.metric("gpu_agent_mismatch_total") == 1
+    until(lambda: users(agent_stage.cluster, node.name) == {0: [], 1: [uid]}, "it is reported")
     create(agent_stage, holding("two", node, agent, gpus=2))
+    agent_stage.scheduler(releaseSeconds=1)  # now: a running one may see the pod before the report
     agent_stage.wait_event("two", "FailedScheduling")
     agent_stage.delete("thief", force=True)
     agent_stage.wait_bound("two")
