@@ -142,8 +142,8 @@ def test_completion_costs_one_decision_whatever_number_of_shapes_waits(
     waiting = [different(number, 1, tenant=f"t{number % owners}") for number in range(MANY)]
     for number, each in enumerate(waiting):
         engine.handle(RequestAdded(each), float(number))
-    monkeypatch.setattr("gpu_orchestrator.engine.engine.decide", None)
-    monkeypatch.setattr("gpu_orchestrator.engine.engine.decide_among", count_decision)
+    monkeypatch.setattr("gpu_orchestrator.engine.decisions.decide", None)
+    monkeypatch.setattr("gpu_orchestrator.engine.decisions.decide_among", count_decision)
     monkeypatch.setattr("gpu_orchestrator.engine.unschedulable.passing", count_check)
     for number in range(16):
         assert len(placed(take_in(engine, RequestRemoved(f"runs{number}"), 1000.0))) == 1
@@ -216,7 +216,7 @@ def test_shape_that_fits_nowhere_by_the_numbers_is_parked_without_a_closer_look(
     engine = engine_with(with_memory("a"), explains=False)
     engine.handle(RequestAdded(request("full", 8)), 0.0)
     engine.handle(Placed("full"), 0.0)
-    monkeypatch.setattr("gpu_orchestrator.engine.engine.decide", None)
+    monkeypatch.setattr("gpu_orchestrator.engine.decisions.decide", None)
     for number in range(MANY):
         (refused,) = engine.handle(RequestAdded(different(number, 1)), 1.0)
         assert isinstance(refused, Refuse)

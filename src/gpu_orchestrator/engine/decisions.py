@@ -1,0 +1,145 @@
+"""Decide the requests whose turn it is: place them, park them with the reason, or let them rest. Used by the
+engine."""
+
+from dataclasses import dataclass
+from math import inf
+
+from gpu_orchestrator.core.answer import Placement, Refusal, not_judged
+from gpu_orchestrator.core.decide import decide, decide_among
+from gpu_orchestrator.engine.events import Action, Place, PlaceGang, Refuse
+from gpu_orchestrator.engine.gangs import judge
+from gpu_orchestrator.engine.model_choice import Go, ModelChoice, Stay
+from gpu_orchestrator.engine.parts import Parts
+from gpu_orchestrator.engine.queue import Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of one call: how many decisions, and how many rows of nodes judged for new shapes from one `Tick` to
+    the next. `explains` is False if nobody reads why a request is refused."""
+
+    decisions: int = 1_000_000
+    rows: float = inf
+    explains: bool = True
+
+
+class Decisions:
+    def __init__(self, parts: Parts, choice: ModelChoice, bounds: Bounds) -> None:
+        self._parts, self._choice, self._bounds = parts, choice, bounds
+        self._order, self._cache, self._fair_share = parts.order, parts.cache, parts.fair_share
+        self._models, self._rechecks, self._rng = parts.models, parts.rechecks, parts.rng
+        self._queue, self._gangs, self._in_flight = parts.queue, parts.gangs, parts.in_flight
+        self.last: Waiting | None = None
+        """The request that was decided last."""
+
+    def decide_active(self, now: float, actions: list[Action]) -> None:
+        """Decide the requests whose turn it is."""
+        queue, cluster = self._queue, self._cache.cluster
+        while self._parts.first:
+            if (waiting := queue.pop_this(self._parts.first.pop())) is not None:
+                actions.append(self._decide(waiting, now))
+        judged_most = self._parts.rows_at_tick + self._bounds.rows
+        for _ in range(self._bounds.decisions):
+            if self._in_flight.is_full or cluster.rows_judged >= judged_most:
+                return
+            if (waiting := queue.pop(cluster)) is None:
+                return
+            if waiting.request.gang is not None:
+                self._decide_gang(waiting, now, actions)
+                continue
+            model = waiting.request.shape.model
+            refusal = queue.join_parked(waiting, cluster)
+            if refusal is None and not (model and self._models.is_pinned(model)):
+                refusal = queue.park_by_numbers(waiting, cluster, explained=self._bounds.explains)
+            if refusal is not None:
+                actions.append(Refuse(waiting.request, refusal))
+            elif model:
+                actions.append(self._decide_model(waiting, now))
+            else:
+                actions.append(self._decide(waiting, now))
+
+    def _decide(self, waiting: Waiting, now: float) -> Action:
+        request, queue = waiting.request, self._queue
+        try:
+            answer, cost = self._judge(waiting)
+        except Exception as error:  # policy and order may be plugins: the others go on, this one is retried
+            queue.rest(waiting, now)
+            queue.settle(waiting)
+            return Refuse(request, not_judged(len(self._cache.cluster), error))
+        if isinstance(answer, Refusal):
+            queue.park(waiting, answer, self._cache.cluster)
+            return Refuse(request, answer)
+        queue.leave(waiting)
+        return self._placed_by(waiting, answer, cost, waiting)
+
+    def _placed_by(self, chosen: Waiting, answer: Placement, cost: float, asked: Waiting) -> Place:
+        """Count the placement of a request. `asked` is what the queue returned."""
+        place = self._in_flight_with(chosen, answer, cost)
+        self._queue.settle(asked)
+        return place
+
+    def _in_flight_with(self, waiting: Waiting, answer: Placement, cost: float) -> Place:
+        key = waiting.request.key
+        self._in_flight[key] = waiting
+        self._fair_share.charge(waiting.flow, cost)
+        self._queue.limits_changed(self._fair_share.take(key, waiting.flow, cost))
+        return Place(waiting.request, answer)
+
+    def _decide_gang(self, speaker: Waiting, now: float, actions: list[Action]) -> None:
+        gang = self._gangs.spoken_for(speaker)
+        self._queue.leave(speaker)
+        if gang.is_short:  # members ended that it had counted on
+            self._gangs.dequeue(gang, now)
+            return
+        answer = judge(gang, self._cache.cluster, self._order.cost, self._rng, self._gangs.steps(now))
+        if isinstance(answer, Refusal):
+            self._gangs.park(gang, answer, now)
+            if answer.error:
+                self._gangs.recheck(gang)
+        else:
+            for waiting, placement, _ in answer:
+                self._cache.assume(placement)
+                self._gangs.starts(waiting.request.key, placement.node)
+            actions.append(PlaceGang(gang.terms.name, tuple(self._in_flight_with(*each) for each in answer)))
+            self._gangs.placed(gang, now)
+        if gang.refusal is not None:
+            actions.extend(Refuse(each, gang.refusal) for each in self._gangs.untold(gang))
+
+    def _decide_model(self, waiting: Waiting, now: float) -> Action:
+        """Decide a request that names a model; another one, whose model is loaded, may go before it."""
+        queue = self._queue
+        try:
+            choice = self._choice.choose(waiting, now)
+            if isinstance(choice, Go):
+                cost = self._order.cost(choice.waiting.request)
+                self._cache.assume(choice.placement)
+        except Exception as error:
+            queue.rest(waiting, now)
+            queue.settle(waiting)
+            return Refuse(waiting.request, not_judged(len(self._cache.cluster), error))
+        if isinstance(choice, Stay):
+            queue.park(waiting, choice.refusal, self._cache.cluster)
+            self._rechecks.note(waiting.request.shape.model, choice.until, choice.count)
+            return Refuse(waiting.request, choice.refusal)
+        chosen = choice.waiting
+        if chosen is waiting:
+            queue.leave(waiting)
+        else:
+            queue.remove(chosen)
+            queue.put_back(waiting)
+        self._models.evicted(choice.placement.node, choice.evicted)
+        self._models.began(chosen.request, choice.placement, now)
+        return self._placed_by(chosen, choice.placement, cost, waiting)
+
+    def _judge(self, waiting: Waiting) -> tuple[Placement | Refusal, float]:
+        """Decide, set the placement aside, and return the answer and its cost. Everything that may raise
+        comes before the state changes."""
+        self.last = waiting
+        cost = self._order.cost(waiting.request)
+        asked, rows = (waiting.request, self._cache.cluster, waiting.policy, self._rng), self._queue.fitting
+        answer = decide(*asked) if rows is None else decide_among(rows, *asked)
+        if isinstance(answer, Placement):
+            if self._models:
+                answer = self._choice.spare(waiting, answer) or answer
+            self._cache.assume(answer)
+        return answer, cost

@@ -1,0 +1,168 @@
+"""Take in events: requests come and go, nodes change, placements are observed, decisions were carried out or
+failed. Nothing is decided here. Used by the engine."""
+
+from itertools import count
+
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.request import GangTerms, Request
+from gpu_orchestrator.engine import events
+from gpu_orchestrator.engine.events import Action, Event, Refuse, RequestAdded
+from gpu_orchestrator.engine.parts import Parts
+from gpu_orchestrator.engine.queue import Waiting
+
+
+class Intake:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._order, self._cache, self._fair_share = parts.order, parts.cache, parts.fair_share
+        self._models, self._rechecks, self._rng = parts.models, parts.rechecks, parts.rng
+        self._queue, self._gangs, self._in_flight = parts.queue, parts.gangs, parts.in_flight
+        self._left: dict[str, RequestAdded | None] = {}
+        """Requests that were removed while they were being placed, and what came again under their key."""
+        self._numbers = count()
+
+    def take_in(self, event: Event, now: float, actions: list[Action]) -> None:
+        """Take in one event. Raises what `policy_of` raises, before anything has changed."""
+        match event:  # the most frequent first
+            case events.RequestAdded():
+                self._add(event, now, actions)
+            case events.Placed(key):
+                self._placed(key, now, actions)
+            case events.RequestRemoved(key):
+                self._remove(key)
+            case events.RoomReady(room, key):
+                self._remove(room)
+                self._parts.first.append(key)
+            case events.NodeUpdated(node):
+                if self._cache.set_node(node):
+                    self._wake(node.name, observed=True)
+            case events.NodeRemoved(name):
+                self._cache.remove_node(name)
+                self._models.forget(name)
+            case events.PlacementObserved() | events.CopiesObserved() | events.MemberObserved():
+                self._observe(event, now)
+            case events.PlaceFailed(key):
+                self._place_failed(key, now, actions)
+            case events.LimitChanged(flow, most):
+                self._queue.limits_changed(self._fair_share.allow(flow, most))
+            case events.Tick():
+                self._parts.rows_at_tick = self._cache.cluster.rows_judged
+
+    def _observe(
+        self, event: events.PlacementObserved | events.CopiesObserved | events.MemberObserved, now: float
+    ) -> None:
+        match event:
+            case events.PlacementObserved(placement, request):
+                self._hold(placement, request)
+            case events.CopiesObserved(node, copies, most):
+                self._models.observe(node, copies, most, now)
+                self._wake(node if node in self._cache.cluster else None)
+            case events.MemberObserved(key, node, gang):
+                self._observe_member(key, node, gang, now)
+
+    def _observe_member(self, key: str, node: str, gang: GangTerms, now: float) -> None:
+        if (speaker := self._gangs.observed(key, node, gang, now)) is not None:
+            self._queue.push(speaker)
+
+    def _add(self, event: RequestAdded, now: float, actions: list[Action]) -> None:
+        request, key = event.request, event.request.key
+        if key in self._in_flight:
+            self._add_in_flight(event, self._in_flight[key])
+            return
+        known = self._queue.get(key) or self._gangs.get(key)
+        if self._cache.holds(key) or (known is not None and known.request == request):
+            return
+        waiting = self._enter(request, known.since if known else now if event.since is None else event.since)
+        if known is not None:
+            self._parts.take_out(known)
+        if request.gang is not None:
+            if (speaker := self._gangs.enter(waiting, request.gang, now)) is not None:
+                self._queue.push(speaker)
+        elif (refusal := self._queue.add(waiting, self._cache.cluster)) is not None:
+            actions.append(Refuse(request, refusal))
+            model = request.shape.model
+            if model and self._rechecks.are_enough(model, self._models.line.count(model)):
+                self._parts.open_model(model)
+
+    def _add_in_flight(self, event: RequestAdded, flying: Waiting) -> None:
+        """A request came again while it is being placed. If it was removed meanwhile, it is added again
+        afterwards; otherwise the new version counts if the placing fails."""
+        newer = self._enter(event.request, flying.since)
+        if event.request.key in self._left:
+            self._left[event.request.key] = event
+        elif newer.request != flying.request:
+            newer.attempts = flying.attempts
+            self._in_flight[event.request.key] = newer
+
+    def _enter(self, request: Request, since: float) -> Waiting:
+        policy, order = self._parts.policy_of(request), self._order
+        place = order.lane(request), order.flow(request), order.rank(request, since)
+        return Waiting(request, policy, since, next(self._numbers), *place)
+
+    def _remove(self, key: str) -> None:
+        if key in self._in_flight:
+            self._left[key] = None
+        elif (waiting := self._queue.get(key) or self._gangs.get(key)) is not None:
+            self._parts.take_out(waiting)
+        else:
+            self._release(key)
+
+    def _release(self, key: str) -> None:
+        self._gangs.ends(key)
+        self._queue.limits_changed(self._fair_share.let_go(key))
+        self._models.ended(key, self._parts.now)
+        self._wake(self._cache.release(key))
+
+    def _hold(self, placement: Placement, request: Request | None) -> None:
+        key = placement.key
+        self._in_flight.land(key)
+        self._left.pop(key, None)
+        if (waiting := self._queue.get(key) or self._gangs.get(key)) is not None:
+            self._parts.take_out(waiting)
+        if request is not None:
+            if request.gang is not None:
+                self._observe_member(key, placement.node, request.gang, self._parts.now)
+            flow, cost = self._order.flow(request), self._order.cost(request)
+            self._queue.limits_changed(self._fair_share.take(key, flow, cost))
+            if request.shape.model:
+                self._models.began(request, placement, self._parts.now, is_observed=True)
+        self._wake(self._cache.hold(placement))
+
+    def _placed(self, key: str, now: float, actions: list[Action]) -> None:
+        if self._in_flight.land(key) is None:
+            return
+        self._cache.confirm(key)
+        self._gangs.confirm(key, has_ended=key in self._left)
+        if key in self._left:
+            self._release(key)
+            self._add_again(key, now, actions)
+
+    def _place_failed(self, key: str, now: float, actions: list[Action]) -> None:
+        waiting = self._in_flight.land(key)
+        if waiting is None:
+            return
+        freed = self._cache.forget(key)
+        self._queue.limits_changed(self._fair_share.let_go(key))
+        self._models.ended(key, now, has_run=False)
+        self._gangs.ends(key)
+        if key in self._left:
+            self._add_again(key, now, actions)
+        elif waiting.request.gang is not None:
+            self._gangs.rest(waiting, waiting.request.gang, now, self._rng)
+        else:
+            self._queue.add_resting(waiting, now)
+        self._wake(freed)
+
+    def _add_again(self, key: str, now: float, actions: list[Action]) -> None:
+        added_again = self._left.pop(key)
+        if added_again is not None:
+            self._add(added_again, now, actions)
+
+    def _wake(self, node: str | None, *, observed: bool = False) -> None:
+        """Something became free on a node: offer it to the requests that fit there now."""
+        if node is not None:
+            self._gangs.something_freed()
+            self._queue.wake_for(self._cache.cluster, node, observed=observed)
+            if self._models:
+                for copy in self._models.idle(node):
+                    self._parts.open_model(copy.model)
