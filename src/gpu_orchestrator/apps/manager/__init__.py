@@ -5,6 +5,8 @@ session → outcomes → completion → response. Read the modules in this order
 
   server                    the process: listening socket, store, manager and uvicorn
   manager                   builds all parts of one process and runs the background loops
+  readiness                 whether this process can accept tasks, and what is missing
+  scrape                    what GET /metrics shows
   siblings                  what several API processes of one server show together
 
   http/app                  builds the ASGI application from the routes
@@ -69,6 +71,9 @@ session → outcomes → completion → response. Read the modules in this order
 
   dispatch/leader           leader election; the leader has a dispatcher and expires dead workers
   dispatch/dispatcher       feeds the engine, and stores its assignments in batches
+  dispatch/deps             what the dispatcher is built from
+  dispatch/intake           what the store says of tasks, workers and limits, as events for the engine
+  dispatch/timer            when the dispatcher looks again
   dispatch/models           what waiting tasks of models reserve, and which models are loaded ahead of them
   dispatch/task_table       the tasks that the leader tracks: all that have not ended
   dispatch/assignment       what to store for an assignment, and what to send to the worker
@@ -103,6 +108,7 @@ session → outcomes → completion → response. Read the modules in this order
   tasks/task_values         writes partial results to the store, and tells workers what was taken
   tasks/followers           wakes the clients that follow a log or a stream of values here
   tasks/completion          wakes the requests that wait for a task to end
+  tasks/reading             tasks as callers ask for them: by the start of an id, now or once they have ended
   tasks/explain             why a task waits, for every worker and device
   tasks/waiting             why queued tasks wait and their place in the queue, for lists
 
@@ -142,7 +148,7 @@ session → outcomes → completion → response. Read the modules in this order
   metrics                   Prometheus metrics
   errors                    the errors of the HTTP API
 
-Imports go down this list of folders: server › http › manager › autoscale › workers, dispatch › tasks, events,
-schedules, models › views › fleet, access, openai › errors, metrics, siblings, schedule_schema ›
-task_schema › schema.
+Imports go down this list of folders: server › http › manager › readiness, scrape › autoscale › workers,
+dispatch › tasks, events, schedules, models › views › fleet, access, openai › errors, metrics, siblings,
+schedule_schema › task_schema › schema.
 """

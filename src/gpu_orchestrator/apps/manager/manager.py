@@ -5,31 +5,23 @@
 
 import asyncio
 import contextlib
-import re
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING
-
-from prometheus_client import generate_latest
-from prometheus_client.metrics_core import Metric
 
 from gpu_orchestrator.adapters.background import BackgroundTasks
 from gpu_orchestrator.adapters.broker.address import Broker
 from gpu_orchestrator.adapters.outbound.addresses import Allowed
 from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import Settings
-from gpu_orchestrator.adapters.store.errors import Loading, StoreError
+from gpu_orchestrator.adapters.store.errors import StoreError
 from gpu_orchestrator.adapters.store.records import Renewal, Unit
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.adapters.store.usage import Usage
 from gpu_orchestrator.adapters.store.valkey.embedded import Embedded
 from gpu_orchestrator.adapters.store.valkey.facts import Facts
 from gpu_orchestrator.api import session, task
-from gpu_orchestrator.api.units import MIB, show_seconds
-from gpu_orchestrator.apps.manager import task_schema, views
 from gpu_orchestrator.apps.manager.access.audit import Audit
 from gpu_orchestrator.apps.manager.access.connections import Connections
 from gpu_orchestrator.apps.manager.access.key_sync import KeySync
@@ -37,10 +29,9 @@ from gpu_orchestrator.apps.manager.access.keys import Keys
 from gpu_orchestrator.apps.manager.access.quotas import Quotas
 from gpu_orchestrator.apps.manager.access.rate_limiter import RateLimiter
 from gpu_orchestrator.apps.manager.autoscale.scaler import Scaler, ScalerDeps
-from gpu_orchestrator.apps.manager.dispatch.dispatcher import DispatcherDeps
+from gpu_orchestrator.apps.manager.dispatch.deps import DispatcherDeps
 from gpu_orchestrator.apps.manager.dispatch.leader import Leader, StoreClock
 from gpu_orchestrator.apps.manager.dispatch.reaper import Reaper
-from gpu_orchestrator.apps.manager.errors import Conflict, NotFound
 from gpu_orchestrator.apps.manager.events.callbacks import CallbackConfig, CallbackSender
 from gpu_orchestrator.apps.manager.events.event_feed import Feed
 from gpu_orchestrator.apps.manager.events.signing import Signing
@@ -48,16 +39,19 @@ from gpu_orchestrator.apps.manager.fleet import model_words, past_attempts, stra
 from gpu_orchestrator.apps.manager.fleet.device_gauges import DeviceGauges
 from gpu_orchestrator.apps.manager.fleet.models import ModelBook
 from gpu_orchestrator.apps.manager.fleet.nodes import Hints, MemoryPolicy, WorkerState
-from gpu_orchestrator.apps.manager.metrics import Metrics, gauge
+from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.apps.manager.models.model_sync import ModelSync
 from gpu_orchestrator.apps.manager.models.rebalance_schema import Rebalance
+from gpu_orchestrator.apps.manager.readiness import Readiness
 from gpu_orchestrator.apps.manager.schedules.firing import Chore
+from gpu_orchestrator.apps.manager.scrape import Scrape
 from gpu_orchestrator.apps.manager.siblings import ParentsStore, Place, Siblings
 from gpu_orchestrator.apps.manager.tasks.admission import Admission
-from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters, within
+from gpu_orchestrator.apps.manager.tasks.completion import CompletionWaiters
 from gpu_orchestrator.apps.manager.tasks.files import Files
 from gpu_orchestrator.apps.manager.tasks.outcomes import Outcomes
 from gpu_orchestrator.apps.manager.tasks.overview import FRESH_S, Overview
+from gpu_orchestrator.apps.manager.tasks.reading import TaskReader
 from gpu_orchestrator.apps.manager.tasks.results import Results
 from gpu_orchestrator.apps.manager.tasks.retention import Bounds, Retention
 from gpu_orchestrator.apps.manager.tasks.service_times import ServiceTimes
@@ -75,13 +69,6 @@ from gpu_orchestrator.engine.models import ModelRules
 
 if TYPE_CHECKING:
     from gpu_orchestrator.adapters.broker.publisher import Publisher
-
-RECHECK_S = 2.0
-"""A waiting request reads the task from the store this often, in case the message about its end is lost."""
-
-ID_LENGTH, SHORTEST_START, MOST_CANDIDATES = 32, 4, 10
-"""Characters of a task's id; how few of them may stand for it; how many tasks an ambiguous start names."""
-_START = re.compile(r"[0-9A-Za-z_-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +103,15 @@ class Manager:
         self.registry = strategies.registry(settings.placement_policy)
         self.chance = Random()  # noqa: S311 - breaks ties
         self.waiters = CompletionWaiters()
-        self.task_logs = TaskLogs(store, settings.task_logs_mb, settings.max_store_mb, self.disk_shortage)
-        self.task_values = TaskValues(store, self.task_logs.allowed_bytes, self.disk_shortage)
         is_durable = settings.durability == "strict" or not deps.facts.durable
         self.results = Results(settings, sync=is_durable)
+        self.overview = Overview(store, self.memory, settings.max_store_mb)
+        self.readiness = Readiness(
+            store, deps.facts, deps.embedded, self.results, self.overview, lambda: self.leader.leader
+        )
+        disk_shortage = self.readiness.disk_shortage
+        self.task_logs = TaskLogs(store, settings.task_logs_mb, settings.max_store_mb, disk_shortage)
+        self.task_values = TaskValues(store, self.task_logs.allowed_bytes, disk_shortage)
         self.models = ModelBook()
         self.cold_loads: dict[str, str] = {}
         """By model, the newest task that loads it because a client would not wait (`http/cold_start.py`)."""
@@ -131,7 +123,6 @@ class Manager:
         self.retention = Retention(
             store, self.results, Bounds.of(settings), self.metrics, lambda: self.leader.leads
         )
-        self.overview = Overview(store, self.memory, settings.max_store_mb)
         self.publisher = _publisher(deps.broker, self.metrics)
         self.sessions = Sessions(
             store,
@@ -151,7 +142,7 @@ class Manager:
         clock = StoreClock()
         self.rate_limiter = RateLimiter(store.usage, settings, self.metrics, clock.now)
         self.service_times = ServiceTimes()
-        chore = Chore(store, self.metrics, self._unit_of, self.shortage)
+        chore = Chore(store, self.metrics, self._unit_of, self.readiness.shortage)
         self.leader = Leader(self._deps(clock), clock, Reaper(store.timeouts.lease_ms), chore.do)
         self.scaler = Scaler(
             ScalerDeps(
@@ -178,14 +169,31 @@ class Manager:
             self.models.memory_mib,
             lambda model: model_words.why_it_waits(model, self.overview.workers.values()),
         )
+        self.tasks = TaskReader(
+            store,
+            self.waiting,
+            self.waiters,
+            settings.task_retention,
+            lambda: self.retention.forgetting,
+            lambda name: self.leader.dispatcher is not None and name in self.leader.dispatcher.tasks,
+        )
         self.worker_list = WorkerList(store.workers, self.memory)
-        self._device_gauges = DeviceGauges(self.memory)
-        self.siblings = Siblings(deps.place, self._own_gauges) if deps.place else None
+        self.scrape = Scrape(
+            self.metrics,
+            self.leader,
+            self.sessions,
+            self.connections,
+            self.feed,
+            self.scaler,
+            self.quotas,
+            DeviceGauges(self.memory),
+        )
+        self.siblings = self.scrape.siblings = Siblings(deps.place, self.scrape.own) if deps.place else None
         self.rebalances = BackgroundTasks()
         self.rebalance: Rebalance | None = None
         """The latest that this process began."""
         self._background: list[asyncio.Task[None]] = []
-        self.metrics.collect_from(self._gauges)
+        self.metrics.collect_from(self.scrape.gauges)
 
     async def start(self) -> None:
         listener = Listener(
@@ -251,81 +259,6 @@ class Manager:
         self.feed.disconnect(lambda _: True, "the server is shutting down; resume from the last id")
         await self.sessions.close()
 
-    async def full_id(self, start: str, owner: str = "") -> str:
-        """Return the id of the one task of this owner, or of any if none is given, that begins like this."""
-        if len(start) >= ID_LENGTH or (await self.store.tasks.fetch([start]))[0]:
-            return start
-        found: list[str] = []
-        if len(start) >= SHORTEST_START and _START.fullmatch(start):
-            found = await self.store.tasks.find(start, owner=owner, most=MOST_CANDIDATES + 1)
-        if len(found) > 1:
-            shown = sorted(found)[:MOST_CANDIDATES]
-            more = " and more" if len(found) > MOST_CANDIDATES else ""
-            raise Conflict(
-                f"{len(shown)} tasks{more} begin with {start}; give more characters of the id", task_ids=shown
-            )
-        return found[0] if found else start  # of an unknown task, the caller says so
-
-    async def statuses(self, rows: Mapping[str, Row]) -> list[task_schema.TaskStatus]:
-        """Return tasks as the API shows them, with reason and position of those that wait."""
-        waits = await self.waiting.of(rows)
-        return [views.task_status(name, row, waits.get(name, views.NO_WAIT)) for name, row in rows.items()]
-
-    async def row(self, name: str, owner: str = "") -> Row:
-        """Return the row of a task of this owner, or of any owner if none is given.
-
-        A task of another owner is reported as missing, so that its existence does not leak.
-        """
-        (row,) = await self.store.tasks.fetch([name], results=True)
-        if row is None or (owner and row.get("tenant") != owner):
-            raise self.no_task(name)
-        return row
-
-    def no_task(self, name: str) -> NotFound:
-        kept = show_seconds(self.settings.task_retention)
-        why = f", and less just now: {forgetting}" if (forgetting := self.retention.forgetting) else ""
-        return NotFound(f"there is no task {name}; ended tasks are kept for {kept}{why}")
-
-    async def wait(self, name: str, timeout_s: float) -> Row:
-        """Return the task's row once the task has ended, or its current row after `timeout_s`."""
-        deadline = monotonic() + timeout_s
-        while True:
-            ended = self.waiters.join(name)
-            try:
-                if (
-                    not self._runs_here(name)
-                    and (row := await self._durable_row(name))["state"] in task.FINAL
-                ):
-                    return row
-                left_s = deadline - monotonic()
-                if left_s > 0 and (final := await within(ended, min(left_s, RECHECK_S))):
-                    return final
-            finally:
-                self.waiters.leave(name, ended)
-            if left_s <= 0:
-                return await self.row(name)
-
-    async def _durable_row(self, name: str) -> Row:
-        """Return the row of a task. With DURABILITY=strict, an end is shown once a failover cannot undo
-        it."""
-        history = await self.store.database.begin()
-        row = await self.row(name)
-        if row["state"] in task.FINAL:
-            await self.store.database.durable(history, int(row.get("finished", 0)))
-        return row
-
-    async def durable_rows(self, names: Sequence[str]) -> list[Row | None]:
-        """Return the rows of many tasks, results only of those that have ended; None for a missing task."""
-        history = await self.store.database.begin()
-        rows = await self.store.tasks.fetch(names)
-        ended = [at for at, row in enumerate(rows) if row and row["state"] in task.FINAL]
-        whole = await self.store.tasks.fetch([names[at] for at in ended], results=True)
-        for at, row in zip(ended, whole, strict=True):
-            rows[at] = row
-        if latest := max((int(row.get("finished", 0)) for row in whole if row), default=0):
-            await self.store.database.durable(history, latest)
-        return rows
-
     async def held_back(self, owner: str) -> str:
         """Return why no task of this owner may start now; empty if one may."""
         if (most := self.retention.most_active) is not None:
@@ -339,43 +272,6 @@ class Manager:
         usage = await self.store.usage.of(owner)
         self.quotas.used_s = usage.used_s()
         return usage
-
-    def _runs_here(self, name: str) -> bool:
-        """Return True if this process leads and will see the task end without reading the store."""
-        dispatcher = self.leader.dispatcher
-        return dispatcher is not None and name in dispatcher.tasks
-
-    async def ready(self) -> str:
-        """Return what is missing to accept and place tasks; empty if nothing is.
-
-        The health routes show this text without a key, so it must not name addresses.
-        """
-        try:
-            await self.store.database.ping()
-        except Loading as error:
-            return error.progress
-        except StoreError:
-            return (self.embedded.trouble if self.embedded else "") or "the store does not answer"
-        if trouble := self.store.database.trouble:
-            return f"the store cannot make changes durable: {trouble}"
-        return "" if self.leader.leader else "no process leads yet"
-
-    def weakness(self) -> str:
-        """Return how acknowledged changes may be lost; empty if they cannot, as far as is known."""
-        database = self.store.database
-        return self.facts.weakness(strict=database.strict, durable_replicas=database.replicas)
-
-    def disk_shortage(self) -> str:
-        """Return what is wrong with the disk of the embedded store, or of the results; empty if there is
-        room."""
-        store = self.embedded.disk.shortage() if self.embedded else ""
-        return store or self.results.disk_shortage()
-
-    def shortage(self) -> str:
-        """Return why no task can be queued now; empty if there is room."""
-        if (room := self.overview.reserve_memory(0)) is not None:
-            return f"the store uses {room.used // MIB} of at most {room.most // MIB} MiB"
-        return self.disk_shortage()
 
     def _unit_of(self, owner: str) -> Unit:
         """Return the limits of an owner's schedules."""
@@ -419,44 +315,6 @@ class Manager:
             assign,
             lambda filled: self.sessions.send(name, worker.api, filled, epoch),
         )
-
-    async def scraped(self) -> bytes:
-        """Return all metrics as text: those of this process, or the sums of all its siblings."""
-        if self.siblings is not None:
-            return await self.siblings.metrics()
-        gauges = b"".join(await self._own_gauges())
-        return generate_latest(self.metrics.registry) + gauges
-
-    async def _own_gauges(self) -> tuple[bytes, bytes]:
-        """Return the gauges of this process, and of all devices if it leads, as text."""
-        self.metrics.write()
-        dispatcher, devices = self.leader.dispatcher, ""
-        if dispatcher is not None:
-            devices = await self._device_gauges.text(dispatcher.workers, dispatcher.engine.cluster)
-        return generate_latest(self.metrics.gauges), devices.encode()
-
-    def _gauges(self) -> Iterable[Metric]:
-        yield gauge("workers_connected", [([], len(self.sessions))])
-        connections = self.connections
-        kinds = [(["known"], float(connections.known)), (["stranger"], float(connections.strangers))]
-        yield gauge("http_connections", kinds)
-        yield gauge("watchers", [([], len(self.feed))])
-        wanted, wait_s = self.scaler.gauges()
-        yield gauge("scale_wanted_workers", [([], float(wanted))])
-        yield gauge("scale_predicted_wait_seconds", [([], wait_s)])
-        dispatcher = self.leader.dispatcher
-        yield gauge("leader", [([], float(dispatcher is not None))])
-        if dispatcher is None:
-            return
-        depth = dispatcher.depth()
-        waiting = [([str(priority)], float(count)) for priority, count in depth.waiting.items()]
-        yield gauge("queue_depth", waiting)
-        for name, counted in (
-            ("owner_tasks_queued", depth.waiting_of),
-            ("owner_tasks_running", depth.running_of),
-            ("owner_gpu_seconds_today", self.quotas.used_s),
-        ):
-            yield gauge(name, [([owner], float(n)) for owner, n in counted.items()])
 
 
 def _publisher(broker: Broker | None, metrics: Metrics) -> "Publisher | None":

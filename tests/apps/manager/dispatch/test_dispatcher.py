@@ -22,7 +22,8 @@ from gpu_orchestrator.adapters.store.valkey.embedded import embedded
 from gpu_orchestrator.api import session, task
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.access.quotas import Quotas
-from gpu_orchestrator.apps.manager.dispatch.dispatcher import Dispatcher, DispatcherDeps
+from gpu_orchestrator.apps.manager.dispatch.deps import DispatcherDeps
+from gpu_orchestrator.apps.manager.dispatch.dispatcher import Dispatcher
 from gpu_orchestrator.apps.manager.fleet import rows, strategies
 from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy, WorkerState
 from gpu_orchestrator.apps.manager.metrics import Metrics

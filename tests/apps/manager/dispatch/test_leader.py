@@ -24,7 +24,7 @@ from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.adapters.store.valkey.embedded import embedded
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.manager.access.quotas import Quotas
-from gpu_orchestrator.apps.manager.dispatch.dispatcher import DispatcherDeps
+from gpu_orchestrator.apps.manager.dispatch.deps import DispatcherDeps
 from gpu_orchestrator.apps.manager.dispatch.leader import STORE_PAUSE_S, Leader, StoreClock
 from gpu_orchestrator.apps.manager.dispatch.reaper import Reaper
 from gpu_orchestrator.apps.manager.fleet import rows, strategies

@@ -28,7 +28,8 @@ from gpu_orchestrator.adapters.store.records import (
 )
 from gpu_orchestrator.adapters.store.snapshots import NotLeading
 from gpu_orchestrator.adapters.store.store import Store
-from gpu_orchestrator.apps.manager.dispatch.dispatcher import Dispatcher, DispatcherDeps
+from gpu_orchestrator.apps.manager.dispatch.deps import DispatcherDeps
+from gpu_orchestrator.apps.manager.dispatch.dispatcher import Dispatcher
 from gpu_orchestrator.apps.manager.dispatch.maintenance import Maintenance
 from gpu_orchestrator.apps.manager.dispatch.reaper import Reaper
 from gpu_orchestrator.apps.manager.fleet import rows

@@ -32,7 +32,7 @@ async def read(manager: Manager, name: str, owner: str, after: int, most_bytes: 
     """Return a part of a log. A task of another owner is reported as missing."""
     part = await manager.store.logs.read(name, after, most_bytes)
     if not part.state or (owner and part.owner != owner):
-        raise manager.no_task(name)
+        raise manager.tasks.no_task(name)
     return _task_log(name, part, logs.text_of(part, after, most_bytes))
 
 

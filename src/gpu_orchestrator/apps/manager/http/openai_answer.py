@@ -91,7 +91,7 @@ class WholeAnswer(Response):
         """Return the task's row once it has ended; raise if this client must leave before."""
         manager, name = self._asked.manager, self._asked.task
         while True:
-            done = await done_before(manager.wait(name, WAIT_S), _until_ended(watcher))
+            done = await done_before(manager.tasks.wait(name, WAIT_S), _until_ended(watcher))
             if done is None:
                 raise errors.Unavailable(watcher.end_reason)
             if (row := done.result())["state"] in task.FINAL:
@@ -184,9 +184,9 @@ class TextStream(WholeAnswer):
 
     async def _found(self) -> Generated:
         """Return what the task answered at its end."""
-        (row,) = await self._asked.manager.durable_rows([self._asked.task])
+        (row,) = await self._asked.manager.tasks.durable_rows([self._asked.task])
         if row is None:
-            raise self._asked.manager.no_task(self._asked.task)
+            raise self._asked.manager.tasks.no_task(self._asked.task)
         result = await self._result(row)
         if self._has_sent and result == b"null":
             return Generated("")

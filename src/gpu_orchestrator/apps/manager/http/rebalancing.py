@@ -189,7 +189,7 @@ async def _moved(
     except errors.ApiError as error:
         return structs.replace(each, status="failed", note=str(error))
     each = structs.replace(each, task_id=taken)
-    row = await manager.wait(taken, LONGEST_LOAD_S)
+    row = await manager.tasks.wait(taken, LONGEST_LOAD_S)
     if row["state"] != "completed":
         return structs.replace(each, status="failed", note=f"the load on {each.to_worker} is {row['state']}")
     return await _unload(manager, each, force=force)

@@ -188,7 +188,7 @@ async def _submit(manager: Manager, new: Sequence[NewTask], key: Key, may: Allow
 
 
 def _check_room(manager: Manager, size: int, key: Key) -> None:
-    if shortage := manager.disk_shortage():
+    if shortage := manager.readiness.disk_shortage():
         manager.metrics.refused(key.owner, "disk")
         raise errors.StoreFull(f"{shortage}; nothing was queued; retry then", MAX_RETRY_AFTER_S)
     room = manager.overview.reserve_memory(size)

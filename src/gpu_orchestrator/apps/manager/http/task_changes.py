@@ -14,7 +14,8 @@ from gpu_orchestrator.apps.manager import errors, task_schema
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.http import submission
 from gpu_orchestrator.apps.manager.http.task_filter import of_selection
-from gpu_orchestrator.apps.manager.manager import ID_LENGTH, Manager
+from gpu_orchestrator.apps.manager.manager import Manager
+from gpu_orchestrator.apps.manager.tasks.reading import ID_LENGTH
 
 CANCELLABLE = ("scheduled", "queued", "assigned", "running")
 RETRYABLE = ("failed", "dead", "cancelled")
@@ -114,7 +115,7 @@ async def _named(
     failed = []
     for name in dict.fromkeys(given):
         try:
-            found[await manager.full_id(name, key.sees)] = None
+            found[await manager.tasks.full_id(name, key.sees)] = None
         except errors.Conflict as error:
             failed.append(_outcome(name, "", error.message))
     return list(found), failed

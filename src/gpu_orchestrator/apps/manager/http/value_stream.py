@@ -39,7 +39,7 @@ async def read(
     """Return a part of what a task has sent. A task of another owner is reported as missing."""
     part = await manager.store.values.read(name, after, most_bytes, reader)
     if not part.state or (key.sees and part.owner != key.sees):
-        raise manager.no_task(name)
+        raise manager.tasks.no_task(name)
     return part
 
 

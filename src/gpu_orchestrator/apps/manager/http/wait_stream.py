@@ -19,8 +19,9 @@ from gpu_orchestrator.apps.manager import views
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.events.event_feed import WatchEnded, Watcher
 from gpu_orchestrator.apps.manager.http.event_streams import KEEPALIVE_S, ServerSent
-from gpu_orchestrator.apps.manager.manager import RECHECK_S, Manager
+from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.apps.manager.tasks.completion import Completion
+from gpu_orchestrator.apps.manager.tasks.reading import RECHECK_S
 
 PART = 100
 """How many rows are read from the store at once, so that other clients of it need not wait."""
@@ -117,7 +118,7 @@ class WaitStream(ServerSent):
         """Yield those of these tasks that have ended, and those that are not there."""
         for at in range(0, len(names), PART):
             part = names[at : at + PART]
-            rows = zip(part, await self._manager.durable_rows(part), strict=True)
+            rows = zip(part, await self._manager.tasks.durable_rows(part), strict=True)
             frames = [
                 await self._frame(name, row)
                 for name, row in rows

@@ -92,16 +92,20 @@ async def metrics_history(request: Request, timeframe: Timeframe = "1h") -> Resp
 
 @router.get("/metrics", include_in_schema=False, dependencies=needs("metrics"))
 async def metrics(request: Request) -> Response:
-    body = await manager_of(request).scraped()
+    body = await manager_of(request).scrape.text()
     return Response(body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _health(request: Request) -> schema.Health:
     manager = manager_of(request)
-    missing = await manager.ready()
-    weak = manager.weakness()
+    missing = await manager.readiness.ready()
+    weak = manager.readiness.weakness()
     store = missing or (f"weak: {weak}" if weak else "ok")
-    disk, results, retention = manager.disk_shortage(), manager.results.trouble, manager.retention.forgetting
+    disk, results, retention = (
+        manager.readiness.disk_shortage(),
+        manager.results.trouble,
+        manager.retention.forgetting,
+    )
     broker = manager.publisher.trouble if manager.publisher else ""
     troubles = (weak, disk, results, retention, broker)
     status = "unhealthy" if missing else "degraded" if any(troubles) else "healthy"

@@ -32,7 +32,7 @@ async def read(
     `log` events as the task prints, each with a `TaskLog` and `next` as its id, and at the end one `end`
     event with the status; resume with `Last-Event-ID`."""
     manager, key = manager_of(request), _key(request)
-    task_id = await manager.full_id(task_id, key.sees)
+    task_id = await manager.tasks.full_id(task_id, key.sees)
     accept = header(request.scope, b"accept")
     if "text/event-stream" in accept:
         after = log_stream.position_of(header(request.scope, b"last-event-id")) or after

@@ -21,8 +21,8 @@ async def result(request: Request, task_id: str) -> Response:
     """Return the result of a completed task alone, as the handler returned it, whatever its size. 409 if the
     task has none, or none yet."""
     manager, key = manager_of(request), _key(request)
-    name = await manager.full_id(task_id, key.sees)
-    row = await manager.row(name, key.sees)
+    name = await manager.tasks.full_id(task_id, key.sees)
+    row = await manager.tasks.row(name, key.sees)
     if row["state"] != "completed":
         raise errors.Conflict(f"task {name} is {row['state']} and has no result", status=row["state"])
     if not row.get("result_at"):

@@ -40,7 +40,7 @@ async def stream(
     for, the task waits instead of dropping what this reader has not got. It counts as having got what came
     before `after` of its newest request, and while it reads, or was last heard of less than a minute ago."""
     manager, key = manager_of(request), _key(request)
-    task_id = await manager.full_id(task_id, key.sees)
+    task_id = await manager.tasks.full_id(task_id, key.sees)
     last_id = header(request.scope, b"last-event-id")
     at = value_stream.place_of(last_id or after, "Last-Event-ID" if last_id else "after")
     by = Reader(reader, key.owner, at)

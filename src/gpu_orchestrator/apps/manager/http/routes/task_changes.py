@@ -38,7 +38,7 @@ async def retry_many(request: Request) -> Response:
 async def retry(request: Request, task_id: str) -> Response:
     """Queue a task again that ended without a result."""
     manager, key = manager_of(request), request.state.key
-    name = request.state.object = await manager.full_id(task_id, key.sees)
+    name = request.state.object = await manager.tasks.full_id(task_id, key.sees)
     (before,) = await submission.retry(manager, [name], key)
     if isinstance(before, errors.Forbidden):
         raise before
@@ -56,7 +56,7 @@ async def cancel(request: Request, task_id: str) -> Response:
     """Cancel a task. A queued one ends at once. The worker asks a running one to stop, then sends SIGTERM,
     then SIGKILL."""
     manager, key = manager_of(request), request.state.key
-    name = request.state.object = await manager.full_id(task_id, key.sees)
+    name = request.state.object = await manager.tasks.full_id(task_id, key.sees)
     (outcome,) = await task_changes.cancel(manager, [name], key)
     if outcome.error:
         raise (errors.Conflict if outcome.status else errors.NotFound)(outcome.error)

@@ -71,7 +71,7 @@ async def submit(request: Request) -> Response:
         load_s = task_models.load_s(manager, wanted)
         return json_response(accepted(manager, [taken], load_s)[0], 202)
     await settle(manager, request.scope)
-    return await _shown(manager, taken.id, await manager.wait(taken.id, seconds))
+    return await _shown(manager, taken.id, await manager.tasks.wait(taken.id, seconds))
 
 
 async def submit_batch(request: Request) -> Response:
@@ -152,8 +152,8 @@ async def status(request: Request, task_id: str) -> Response:
     """Show a task. Here and in all paths, the first characters of an id (at least 4) will do if no other task
     begins with them."""
     manager, owner = manager_of(request), _sees(request)
-    name = await manager.full_id(task_id, owner)
-    return await _shown(manager, name, await manager.row(name, owner))
+    name = await manager.tasks.full_id(task_id, owner)
+    return await _shown(manager, name, await manager.tasks.row(name, owner))
 
 
 @router.get("/tasks/{task_id}/wait", **described(task_schema.TaskStatus, needs="read"))
@@ -164,10 +164,10 @@ async def wait(
 ) -> Response:
     """Return the task once it has ended, or its current state after `timeout` seconds."""
     manager, owner = manager_of(request), _sees(request)
-    name = await manager.full_id(task_id, owner)
+    name = await manager.tasks.full_id(task_id, owner)
     if owner:
-        await manager.row(name, owner)
-    return await _shown(manager, name, await manager.wait(name, timeout_s))
+        await manager.tasks.row(name, owner)
+    return await _shown(manager, name, await manager.tasks.wait(name, timeout_s))
 
 
 @router.post(
@@ -192,8 +192,8 @@ async def explain_task(request: Request, task_id: str) -> Response:
     """Explain why a task waits: for every worker and every device, what keeps it from taking the task. Of a
     task that has ended, say where it ran last."""
     manager, owner = manager_of(request), _sees(request)
-    task_id = await manager.full_id(task_id, owner)
-    row = await manager.row(task_id, owner)
+    task_id = await manager.tasks.full_id(task_id, owner)
+    row = await manager.tasks.row(task_id, owner)
     workers, cluster = await manager.overview.cluster()
     spec = task.decode(row["spec"])
     learnt = hints(spec, deaths_of(row.get("deaths", "")), workers, manager.memory)
@@ -260,7 +260,9 @@ async def _page(request: Request, wanted: Filter, *, limit: int, offset: int) ->
     manager = manager_of(request)
     found = await manager.store.tasks.search(wanted, offset=offset, limit=limit)
     rows = await manager.store.tasks.fetch(found.ids, most_bytes=MOST_BYTES)
-    tasks = await manager.statuses({name: row for name, row in zip(found.ids, rows, strict=False) if row})
+    tasks = await manager.tasks.statuses(
+        {name: row for name, row in zip(found.ids, rows, strict=False) if row}
+    )
     return json_response(
         task_schema.TaskPage(
             tasks=tasks, total=found.total, limit=limit, offset=offset, complete=bool(found.complete)
@@ -272,4 +274,4 @@ async def _shown(manager: Manager, name: str, row: Row) -> Response:
     """Return one task. Only a queued one needs more than its row: callers that wait for the end are many."""
     if row["state"] != "queued":
         return json_response(views.task_status(name, await manager.results.whole(row)))
-    return json_response((await manager.statuses({name: row}))[0])
+    return json_response((await manager.tasks.statuses({name: row}))[0])
