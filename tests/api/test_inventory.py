@@ -227,7 +227,19 @@ def test_sliced_gpu_and_its_slices_are_not_given_whole() -> None:
         {"id": 2, "uuid": "GPU-2"},
     )
     found = inventory.node_of(node("a", 8), reported)
-    assert [(device.id, device.healthy) for device in found.devices] == [(0, False), (2, True)]
+    assert [(each.id, each.healthy, each.profile, each.milli) for each in found.devices] == [
+        (0, False, "", 1000),
+        (1, True, "1g.10gb", 142),
+        (2, True, "", 1000),
+    ]
+    assert inventory.milligpu(found) == 1142
+
+
+def test_slices_of_an_unhealthy_gpu_are_not_given() -> None:
+    part = {"profile": "3g.40gb", "parent": "GPU-0"}
+    sick = {"id": 0, "uuid": "GPU-0", "health": "Unhealthy", "unhealthyReason": "XID 79"}
+    found = inventory.node_of(node("a", 8), report("a", sick, {"id": 1, "uuid": "MIG-1", "mig": part}))
+    assert [device.healthy for device in found.devices] == [False, False]
 
 
 def test_devices_used_by_each_pod() -> None:

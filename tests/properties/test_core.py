@@ -202,7 +202,7 @@ def _columns(cluster: Cluster) -> dict[str, object]:
     seen: dict[str, object] = {}
     for node in cluster:
         row = cluster.row(node.name)
-        single = [usage.whole[row], usage.spare_milli[row], usage.gpu_load[row]]
+        single = [usage.whole[row], usage.spare_milli[row], usage.slice_milli[row], usage.gpu_load[row]]
         grids = [usage.free_milli[row], usage.free_mib[row], usage.holders[row]]
         free = {name: int(usage.free[row, inventory.kind(name)]) for name, _ in node.resources}
         grid = ([float(each) for each in single], [each[: len(node.devices)].tolist() for each in grids])
@@ -242,7 +242,7 @@ def test_free_capacity_depends_on_holders_not_on_order(made: World, wishes: list
         mixed.release(placement)
     assert _columns(mixed) == _columns(plain)
     named = {device for each in held if not each.unnamed for device in each.devices}
-    well = {device.id for device in node.devices if device.healthy}
+    well = {device.id for device in node.devices if device.healthy and not device.profile}
     left = len(well - named) - sum(each.unnamed for each in held)
     assert plain.free_gpus(node.name) == max(left, 0)
 

@@ -99,6 +99,8 @@ def _step(rng: Random, shapes: list[Shape]) -> Step:
 def a_node(rng: Random, name: str) -> Node:
     count, alike = rng.choice([0, 2, 4, 4, 5, 6]), _kind(rng)
     devices = [_device(rng, i, alike if rng.random() < 0.8 else _kind(rng)) for i in range(count)]
+    if rng.random() < 0.25:
+        devices = [_sliced(rng, each) if rng.random() < 0.6 else each for each in devices]
     wires = rng.choice([(0,), (600,), (0, 600), (100, 300, 600)])
     return node(
         name,
@@ -132,6 +134,11 @@ def _device(rng: Random, number: int, kind: Device) -> Device:
     )
 
 
+def _sliced(rng: Random, device: Device) -> Device:
+    profile, milli = rng.choice([("1g", 142), ("1g", 142), ("3g", 428)])
+    return replace(device, profile=profile, milli=milli)
+
+
 def _effect(rng: Random) -> str:
     return rng.choice(["NoSchedule", "NoExecute", "PreferNoSchedule"])
 
@@ -148,6 +155,7 @@ def a_shape(rng: Random) -> Shape:
     plain = Shape(
         gpus=rng.choice([0, 1, 1, 1, 2, 2, 3, 4]),
         exclusive=exclusive,
+        profile=rng.choice(["", "", "", "1g", "3g"]) if exclusive else "",
         milli=milli,
         memory_mib=memory,
         mode=rng.choice(["Required", "Preferred", "Ignore"]),

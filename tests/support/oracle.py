@@ -99,7 +99,8 @@ def device_has_room(shape: Shape, device: Device, held: Held) -> bool:
 
 def is_of_kind(shape: Shape, device: Device) -> bool:
     return (
-        (not shape.vendor or device.vendor == shape.vendor)
+        device.profile == shape.profile
+        and (not shape.vendor or device.vendor == shape.vendor)
         and (not shape.models or device.model in shape.models)
         and device.memory_mib >= shape.memory_mib
     )

@@ -33,10 +33,15 @@ def _of_one(wish: DeviceWish, largest_mib: int) -> int:
             # Of both, the larger: a share of 1 with all of the memory leaves nothing for others.
             return max(wish.share or 0, _part_of_memory(wish, largest_mib))
         case "MIG":
-            found = _PROFILE_PARTS.match(wish.mig_profile)
-            return int(found[1]) * WHOLE_DEVICE // MIG_PARTS if found else WHOLE_DEVICE
+            return of_profile(wish.mig_profile)
         case _:
             return WHOLE_DEVICE
+
+
+def of_profile(profile: str) -> int:
+    """Return what a slice of this MIG profile counts for; a whole device if it cannot be read."""
+    found = _PROFILE_PARTS.match(profile)
+    return int(found[1]) * WHOLE_DEVICE // MIG_PARTS if found else WHOLE_DEVICE
 
 
 def _part_of_memory(wish: DeviceWish, whole_mib: int) -> int:

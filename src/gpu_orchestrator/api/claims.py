@@ -106,6 +106,7 @@ def _claimed(shape: Shape, spec: GpuClaimSpec) -> Shape:
     return replace(
         shape,
         exclusive=not is_shared,
+        profile=devices.mig_profile if devices.exclusivity == "MIG" else "",
         milli=devices.share or 0 if is_shared else WHOLE,
         memory_mib=devices.memory_mib or 0 if is_shared else 0,
         vendor=devices.vendor or "",

@@ -3,13 +3,13 @@
 The scheduler calls `node_of` whenever a node or its report changed. A report wins over everything else, also
 over the node's own count. Without one, a node whose devices cannot be numbered is barred, with the reason. So
 is a node with anything that cannot be counted, and one that an administrator keeps for a device plugin.
-Device slices are left out: no request can ask for them yet.
+Slices of a GPU (MIG) are devices of their own; the GPU that they are part of is then not given whole.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from gpu_orchestrator.api import names, nodedevices, translate
+from gpu_orchestrator.api import capacity, names, nodedevices, translate
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus, NodeDevice
 from gpu_orchestrator.api.kubernetes import Node as WireNode
 from gpu_orchestrator.api.nodedevices import DeviceEntry
@@ -66,28 +66,26 @@ def _ids(entry: DeviceEntry) -> list[int]:
 
 
 def milligpu(node: Node) -> int | None:
-    """Return what the node counts of `gpu.scheduling/milligpu`: 1000 for each healthy device. None if it
-    counts nothing: its devices are not for claims, or are not numbered, or it has none."""
+    """Return what the node counts of `gpu.scheduling/milligpu`: 1000 for each healthy GPU, and for a healthy
+    slice its part. None if it counts nothing: its devices are not for claims, or are not numbered, or it has
+    none."""
     if node.barred or not node.devices or node.label(names.NODE_MODE) == names.PLUGIN_MODE:
         return None
-    return WHOLE * sum(device.healthy for device in node.devices)
-
-
-def whole_devices(report: GpuNodeStatus) -> list[NodeDevice]:
-    """Return the GPUs of a report, without slices of them."""
-    return [device for device in report.status.devices if not device.mig]
+    return sum(device.milli for device in node.devices if device.healthy)
 
 
 def _reported(known: Node, report: GpuNodeStatus, duplicates: Collection[int]) -> Node:
-    status, whole = report.status, whole_devices(report)
-    parents = {device.mig.parent for device in status.devices if device.mig}
+    status = report.status
+    unusable = _unusable(status.devices)
     links = {
         (link.pair[0], link.pair[1]): link.bandwidth_gbps for link in status.links if len(link.pair) == 2
     }
-    gbps = {device.id: device.bandwidth_gbps for device in whole}
-    barred = DUPLICATES if whole and len(duplicates) == len(whole) else ""
+    gbps = {device.id: device.bandwidth_gbps for device in status.devices}
+    barred = DUPLICATES if status.devices and len(duplicates) == len(status.devices) else ""
     kept = () if barred else duplicates  # "no healthy GPU" would hide the reason
-    devices = [_device(each, usable=each.uuid not in parents and each.id not in kept) for each in whole]
+    devices = [
+        _device(each, usable=each.uuid not in unusable and each.id not in kept) for each in status.devices
+    ]
     made, fabric = _with(known, devices, gbps, links or None), status.fabric
     return replace(
         made,
@@ -95,6 +93,13 @@ def _reported(known: Node, report: GpuNodeStatus, duplicates: Collection[int]) -
         rdma_ports=fabric.ports if fabric.gpu_direct_rdma else 0,
         cufile=fabric.cu_file,
     )
+
+
+def _unusable(devices: Iterable[NodeDevice]) -> set[str]:
+    """Return the UUIDs of GPUs that are cut into slices, and of the slices of a GPU that is not healthy."""
+    slices = [(each.uuid, each.mig.parent) for each in devices if each.mig]
+    sick = {each.uuid for each in devices if each.health != "Healthy"}
+    return {parent for _, parent in slices} | {uuid for uuid, parent in slices if parent in sick}
 
 
 def _sharing(known: Node, *, has_mps: bool) -> Node:
@@ -107,7 +112,8 @@ def _sharing(known: Node, *, has_mps: bool) -> Node:
 
 
 def _device(seen: NodeDevice, *, usable: bool) -> Device:
-    """A GPU that is cut into slices, or that another node has, cannot be given whole."""
+    """A GPU that is cut into slices, or a device that another node has, cannot be given."""
+    profile = seen.mig.profile if seen.mig else ""
     return Device(
         seen.id,
         uuid=seen.uuid,
@@ -117,6 +123,8 @@ def _device(seen: NodeDevice, *, usable: bool) -> Device:
         healthy=seen.health == "Healthy" and usable,
         island=-1 if seen.island is None else seen.island,
         numa=-1 if seen.numa_node is None else seen.numa_node,
+        profile=profile,
+        milli=capacity.of_profile(profile) if profile else WHOLE,
     )
 
 
@@ -142,5 +150,5 @@ def used_by(report: GpuNodeStatus | None) -> dict[str, tuple[int, ...]]:
 def unhealthy(report: GpuNodeStatus | None) -> dict[int, str]:
     """Return the devices that the agent has found unhealthy, with the reasons. Those whose health it does
     not know are given to no new pod; they do not end one."""
-    devices = whole_devices(report) if report else ()
+    devices = report.status.devices if report else ()
     return {each.id: each.unhealthy_reason for each in devices if each.health == "Unhealthy"}

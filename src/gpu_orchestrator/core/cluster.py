@@ -126,8 +126,15 @@ class Cluster:
         return dict(self.usage.held[self.row(name)])
 
     def free_gpus(self, name: str) -> int:
-        """Return how many healthy devices are free."""
+        """Return how many healthy GPUs are free. Slices are not counted."""
         return int(self.usage.whole[self.row(name)])
+
+    def free_slices(self, name: str) -> int:
+        """Return how many healthy slices of GPUs are free."""
+        if not self.inventory.has_slices:
+            return 0
+        row = self.row(name)
+        return int((self.inventory.slices[row] & (self.usage.holders[row] == 0)).sum())
 
     def largest_mib(self, vendor: str = "", model: str = "") -> int:
         """Return the memory of the largest device of this vendor and model, each empty for any; 0 if none is

@@ -1,4 +1,4 @@
-"""One GPU of a node as a plain value: vendor, size, health.
+"""One GPU of a node, or one slice of a GPU, as a plain value: vendor, size, health.
 
 Made by the code that observes a node; the cluster keeps the same facts in columns.
 """
@@ -11,7 +11,9 @@ WHOLE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """`taken_mib` is memory used by processes that were not placed here; it cannot be given."""
+    """`taken_mib` is memory used by processes that were not placed here; it cannot be given. `profile` is set
+    for a slice of a GPU (MIG): only requests for that profile get it. `milli` is what the device is of a
+    whole GPU."""
 
     id: int
     uuid: str = ""
@@ -22,3 +24,5 @@ class Device:
     healthy: bool = True
     island: int = -1
     numa: int = -1
+    profile: str = ""
+    milli: int = WHOLE

@@ -4,11 +4,13 @@ Kept by the cluster, read by filters and opinions. Free capacity is in `usage`, 
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from gpu_orchestrator.core.columns import Bools, Floats, Ints, Names, Small, Table
+from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.node import SOFT_EFFECT, Node
 
 MOST_LABELS = 256
@@ -17,6 +19,9 @@ FEW = 4
 
 
 class Inventory(Table):
+    """`gpus` counts all devices, `whole` those that are not slices; `board_milli` is what the devices are of
+    whole GPUs, in sum. `usable` devices are whole and healthy, `slices` are healthy slices."""
+
     alive: Bools
     ready: Bools
     schedulable: Bools
@@ -25,12 +30,16 @@ class Inventory(Table):
     models: Small
     topology: Small
     gpus: Small
+    whole: Small
+    board_milli: Small
     healthy: Small
     rdma_ports: Small
     cufile: Bools
     mixed: Bools
     soft: Bools
     usable: Bools
+    slices: Bools
+    profile: Small
     model: Small
     vendor: Small
     memory_mib: Small
@@ -45,6 +54,8 @@ class Inventory(Table):
         "models": np.int32,
         "topology": np.int32,
         "gpus": np.int32,
+        "whole": np.int32,
+        "board_milli": np.int32,
         "healthy": np.int32,
         "rdma_ports": np.int32,
         "cufile": np.bool_,
@@ -53,6 +64,8 @@ class Inventory(Table):
     }
     grids: ClassVar[dict[str, type]] = {
         "usable": np.bool_,
+        "slices": np.bool_,
+        "profile": np.int32,
         "model": np.int32,
         "vendor": np.int32,
         "memory_mib": np.int32,
@@ -66,7 +79,7 @@ class Inventory(Table):
         self.nodes: list[Node | None] = []
         self.row_of: dict[str, int] = {}
         self.left: list[int] = []
-        self.has_mixed = self.has_soft = False
+        self.has_mixed = self.has_soft = self.has_slices = False
         self.labels: dict[str, Small] = {}
         self.numbers: dict[str, Floats] = {}
         self.nodes_with: Counter[str] = Counter()
@@ -79,7 +92,7 @@ class Inventory(Table):
         twin.copy_columns_of(self)
         twin.names, twin.kinds_of = self.names, self.kinds_of
         twin.nodes, twin.row_of, twin.left = self.nodes.copy(), self.row_of.copy(), self.left.copy()
-        twin.has_mixed, twin.has_soft = self.has_mixed, self.has_soft
+        twin.has_mixed, twin.has_soft, twin.has_slices = self.has_mixed, self.has_soft, self.has_slices
         twin.labels = {key: column.copy() for key, column in self.labels.items()}
         twin.numbers = {key: column.copy() for key, column in self.numbers.items()}
         twin.nodes_with, twin.rows_read = self.nodes_with.copy(), self.rows_read
@@ -206,8 +219,18 @@ class Inventory(Table):
 
     def _write_devices(self, row: int, node: Node) -> None:
         number, devices, count = self.names.number, node.devices, len(node.devices)
-        for column in (self.usable, self.model, self.vendor, self.memory_mib, self.open_mib):
+        for column in (
+            self.usable,
+            self.slices,
+            self.profile,
+            self.model,
+            self.vendor,
+            self.memory_mib,
+            self.open_mib,
+        ):
             column[row] = 0
+        self.whole[row] = sum(not device.profile for device in devices)
+        self.board_milli[row] = sum(device.milli for device in devices)
         self.gpus[row], self.healthy[row] = count, sum(device.healthy for device in devices)
         self.models[row] = number("/".join(sorted({device.model for device in devices if device.model})))
         was_mixed = self.mixed.item(row)
@@ -215,11 +238,19 @@ class Inventory(Table):
         if was_mixed or self.mixed[row]:
             self.has_mixed = bool(self.mixed.any())
         if count:
-            self.usable[row, :count] = [device.healthy for device in devices]
+            self.usable[row, :count] = [device.healthy and not device.profile for device in devices]
+            if self.whole[row] < count:
+                self._write_slices(row, devices)
             self.model[row, :count] = [number(device.model) for device in devices]
             self.vendor[row, :count] = [number(device.vendor) for device in devices]
             self.memory_mib[row, :count] = [device.memory_mib for device in devices]
             self.open_mib[row, :count] = [device.memory_mib - device.taken_mib for device in devices]
+
+    def _write_slices(self, row: int, devices: Sequence[Device]) -> None:
+        self.has_slices = True
+        names, count = [device.profile for device in devices], len(devices)
+        self.profile[row, :count] = [self.names.number(name) if name else 0 for name in names]
+        self.slices[row, :count] = [device.healthy and bool(device.profile) for device in devices]
 
     def _label_number(self, node: Node | None, key: str) -> int:
         value = None if node is None else node.label(key)

@@ -52,8 +52,10 @@ class Offers:
 
     @property
     def free_milli(self) -> Small:
-        """Free capacity of the healthy devices, shares included: 1000 per whole device."""
-        return self.cluster.usage.spare_milli[self.rows]
+        """Free capacity of the healthy devices, shares included: 1000 per whole device. For a request for
+        slices, that of the slices."""
+        usage = self.cluster.usage
+        return (usage.slice_milli if self.shape.profile else usage.spare_milli)[self.rows]
 
     @property
     def gpu_load(self) -> Floats:
@@ -116,7 +118,7 @@ class Offers:
     def begun(self) -> Small:
         """Wholly free devices that the offer takes, or takes a share of."""
         if self.shape.exclusive or not self.shape.gpus:
-            return np.full(len(self), self.shape.gpus, np.int32)
+            return np.full(len(self), self.shape.whole_gpus, np.int32)
         untouched = some(self.cluster.usage.holders, self.rows) == 0
         taken = [free[list(each.positions)].sum() for free, each in zip(untouched, self.sets, strict=True)]
         return np.array(taken, np.int32)

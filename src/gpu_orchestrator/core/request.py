@@ -102,8 +102,9 @@ class Fabric:
 class Shape:
     """Everything that decides where a request fits.
 
-    Exclusive: `gpus` wholly free devices, each with at least `memory_mib`. Shared: of each of `gpus` devices,
-    `milli` thousandths and `memory_mib` of memory. `models` empty means any model. `preferred` terms have
+    Exclusive: `gpus` wholly free devices, each with at least `memory_mib`; with `profile`, free slices of
+    that profile (MIG). Shared: of each of `gpus` devices, `milli` thousandths and `memory_mib` of memory.
+    `models` empty means any model. `preferred` terms have
     weights; they refuse no node. `volumes` are attached to the node, each by its driver and handle. `reach`
     says where volumes can be mounted: lists of terms, of each of which one must hold. `model` is what runs
     there: a copy of it that is loaded already is preferred, and refuses no node. `within` is a label, key and
@@ -115,6 +116,7 @@ class Shape:
     milli: int = WHOLE
     memory_mib: int = 0
     vendor: str = ""
+    profile: str = ""
     models: tuple[str, ...] = ()
     prefer_ids: tuple[int, ...] = ()
     mode: Mode = "Preferred"
@@ -144,6 +146,11 @@ class Shape:
     def needs_bandwidth(self) -> bool:
         """True if nodes are refused for slow links."""
         return self.mode == "Required" and self.min_bandwidth_gbps > 0 and self.gpus > 1
+
+    @property
+    def whole_gpus(self) -> int:
+        """How many wholly free GPUs a node must have at least."""
+        return self.gpus if self.exclusive and not self.profile else 0
 
     @property
     def asked_gbps(self) -> int:
@@ -232,6 +239,8 @@ def _check(shape: Shape) -> None:
         raise InvalidRequest(
             "a shared device was asked for without share or memory; give at least one of them"
         )
+    if shape.profile and not shape.exclusive:
+        raise InvalidRequest(f"a share of a slice ({shape.profile}) was asked for; a slice has one holder")
     if shape.memory_mib < 0 or shape.min_bandwidth_gbps < 0:
         raise InvalidRequest("memory and bandwidth cannot be negative")
     for name, amount in shape.resources:

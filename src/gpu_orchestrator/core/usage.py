@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from gpu_orchestrator.core.answer import Placement
-from gpu_orchestrator.core.columns import Floats, Ints, Small, Table
+from gpu_orchestrator.core.columns import Floats, Ints, Small, Table, where
 from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.errors import Oversold
 from gpu_orchestrator.core.inventory import Inventory
@@ -19,17 +19,24 @@ from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_MIB, within
 
 
 class Usage(Table):
-    """`whole` counts healthy free devices; `spare_milli` sums what is free of the healthy ones; `gpu_load` is
-    the part of the node's GPUs that is not."""
+    """`whole` counts healthy free GPUs; `spare_milli` sums what is free of the healthy ones, `slice_milli`
+    what the healthy free slices are of whole GPUs; `gpu_load` is the part of the node's GPUs that is not
+    free."""
 
     whole: Small
     spare_milli: Small
+    slice_milli: Small
     gpu_load: Floats
     free_milli: Small
     free_mib: Small
     holders: Small
     free: Ints
-    rows: ClassVar[dict[str, type]] = {"whole": np.int32, "spare_milli": np.int32, "gpu_load": np.float64}
+    rows: ClassVar[dict[str, type]] = {
+        "whole": np.int32,
+        "spare_milli": np.int32,
+        "slice_milli": np.int32,
+        "gpu_load": np.float64,
+    }
     grids: ClassVar[dict[str, type]] = {"free_milli": np.int32, "free_mib": np.int32, "holders": np.int32}
     amounts: ClassVar[dict[str, type]] = {"free": np.int64}
 
@@ -144,6 +151,9 @@ class Usage(Table):
             if inventory.usable.item(row, at):
                 spare += max(before - milli, 0) - max(before, 0)
                 whole += (holders + sign == 0) - (holders == 0)
+            elif inventory.slices.item(row, at):
+                freed = (holders + sign == 0) - (holders == 0)
+                self.slice_milli[row] += freed * _slice_milli(inventory, row, at)
         for name, amount in placement.resources:
             # What no node offers has no column, or pods with invented resources would fill the memory.
             if 0 < (kind := inventory.kind(name)) < self.kinds:
@@ -154,13 +164,15 @@ class Usage(Table):
     def _sum(self, inventory: Inventory, row: int) -> None:
         """Count what is free of a row from its devices."""
         usable = inventory.usable[row]
-        whole = int(np.count_nonzero(usable & (self.holders[row] == 0)))
+        free = self.holders[row] == 0
+        whole, slices = int(np.count_nonzero(usable & free)), where(inventory.slices[row] & free)
+        self.slice_milli[row] = sum(_slice_milli(inventory, row, at) for at in slices.tolist())
         self._set_sums(inventory, row, whole, int(np.maximum(self.free_milli[row], 0) @ usable))
 
     def _set_sums(self, inventory: Inventory, row: int, whole: int, spare: int) -> None:
-        gpus = inventory.gpus.item(row)
+        milli = inventory.board_milli.item(row)
         self.whole[row], self.spare_milli[row] = whole, spare
-        self.gpu_load[row] = 1.0 - spare / (gpus * WHOLE) if gpus else 0.0
+        self.gpu_load[row] = 1.0 - (spare + self.slice_milli.item(row)) / milli if milli else 0.0
 
     def _stand_in(self, inventory: Inventory, row: int, held: dict[str, Placement]) -> None:
         """Record what is held, with stand-ins among the remaining devices for placements without named
@@ -184,6 +196,11 @@ class Usage(Table):
 
         ids = sorted(_topology_positions(inventory, row).items(), key=worst_last)
         return replace(placement, devices=tuple(device for device, _ in ids[: placement.unnamed]))
+
+
+def _slice_milli(inventory: Inventory, row: int, position: int) -> int:
+    node = inventory.nodes[row]
+    return node.devices[position].milli if node else 0
 
 
 def _topology_positions(inventory: Inventory, row: int) -> dict[int, int]:

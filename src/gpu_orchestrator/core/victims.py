@@ -145,8 +145,8 @@ def _in_order(
 
 def _least_pods(request: Request, twin: Cluster, row: int, on_node: list[Evictable]) -> int:
     """Return how many pods must go at least, by the number of devices that must become free."""
-    missing = request.shape.gpus - int(twin.usage.whole[row])
-    if not request.shape.exclusive or missing <= 0:
+    missing = request.shape.whole_gpus - int(twin.usage.whole[row])
+    if missing <= 0:
         return 1
     name, pods = _name(twin, row), 0
     held = sorted((_held(each, name), each.size) for each in on_node)
@@ -247,8 +247,7 @@ class _Attempt:
     ) -> None:
         self.filters, self.twin, self.row, self.checks = filters, twin, row, checks
         self.name = _name(twin, row)
-        shape = request.shape
-        self.missing = shape.gpus - int(twin.usage.whole[row]) if shape.exclusive else 0
+        self.missing = request.shape.whole_gpus - int(twin.usage.whole[row])
 
     @property
     def is_tired(self) -> bool:

@@ -1,7 +1,8 @@
 """What parked shapes need, as one table: one comparison finds all shapes that a node could help.
 
-It is a necessary condition only: the caller then checks each match closely. One column per parked shape, one
-row per kind of resource. Memory is that of the device which has the least of those that a shape gets at best.
+It is a necessary condition only: the caller then checks each match closely. Slices of GPUs are not counted
+here. One column per parked shape, one row per kind of resource. Memory is that of the device which has the
+least of those that a shape gets at best.
 """
 
 from collections.abc import Set
@@ -41,10 +42,10 @@ class WakeupIndex:
         needs = self._table[:, slot]
         needs[:] = NOTHING
         if shape.exclusive:
-            needs[WHOLE_DEVICES] = shape.gpus
+            needs[WHOLE_DEVICES] = shape.whole_gpus
         else:
             needs[MILLI] = shape.gpus * shape.milli
-        if shape.gpus and shape.memory_mib:
+        if shape.gpus and shape.memory_mib and not shape.profile:
             needs[MEMORY], needs[DEVICES] = shape.memory_mib, shape.gpus
         for kind, amount in kinds:
             needs[kind] = amount
@@ -131,7 +132,7 @@ def is_met_anywhere(shape: Shape, cluster: Cluster) -> bool:
     and the closer look at every node can be saved."""
     usage, inventory = cluster.usage, cluster.inventory
     has, needs = (
-        (usage.whole, shape.gpus) if shape.exclusive else (usage.spare_milli, shape.gpus * shape.milli)
+        (usage.whole, shape.whole_gpus) if shape.exclusive else (usage.spare_milli, shape.gpus * shape.milli)
     )
     takes_any: Bools = inventory.alive & inventory.ready & inventory.schedulable
     rows = where(takes_any & (has[: inventory.size] >= needs))
@@ -140,7 +141,7 @@ def is_met_anywhere(shape: Shape, cluster: Cluster) -> bool:
         if not len(rows) or not 0 < kind < usage.kinds:
             return False
         rows = rows[usage.free[rows, kind] >= amount]
-    if len(rows) and shape.gpus and shape.memory_mib:
+    if len(rows) and shape.gpus and shape.memory_mib and not shape.profile:
         large: Bools = (some(usage.free_mib, rows) >= shape.memory_mib) & some(inventory.usable, rows)
         rows = rows[count_in_row(large) >= shape.gpus]
     return len(rows) > 0

@@ -69,8 +69,11 @@ def keeps_islands(offers: Offers) -> Floats:
 
 
 def defragments(offers: Offers) -> Floats:
-    """By how many GPUs the offer lowers the fragmentation of its node; negative if it raises it."""
+    """By how many GPUs the offer lowers the fragmentation of its node; negative if it raises it. Slices are
+    fragments already."""
     shape = offers.shape
+    if shape.profile:
+        return np.zeros(len(offers))
     taken = shape.gpus * (WHOLE if shape.exclusive else shape.milli)
     after = np.maximum(offers.free_gpus - offers.begun, 0)
     return _fragmentation(offers.free_gpus, offers.free_milli) - _fragmentation(

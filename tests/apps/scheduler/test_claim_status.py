@@ -137,7 +137,7 @@ MIG = "devices.exclusivity MIG"
             {},
             FULL,
             MIG,
-            ("Failed", "Unsupported", f"no scheduler here implements {MIG}; create another GpuClaim"),
+            ("Failed", "Unsupported", f"no node has {MIG}; create another GpuClaim"),
             id="never served",
         ),
     ],

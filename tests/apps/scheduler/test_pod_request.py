@@ -15,6 +15,13 @@ from gpu_orchestrator.core.request import Expression, Request, Term
 from tests.support.neighbour_oracle import REQUIRED
 from tests.support.scheduler_objects import claim, pod, volume, volume_claim
 
+LINKED_SLICES = {
+    "count": 2,
+    "exclusivity": "MIG",
+    "migProfile": "1g.10gb",
+    "topology": {"mode": "Required", "minBandwidthGBps": 600},
+}
+
 
 class Volumes:
     def __init__(self, *claims: VolumeClaim, volumes: tuple[Volume, ...] = ()) -> None:
@@ -131,7 +138,7 @@ def test_unsupported_or_invalid_pod_is_refused(asked: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        pytest.param({"exclusivity": "MIG"}, "does not implement: devices.exclusivity MIG", id="MIG"),
+        pytest.param(LINKED_SLICES, "no node has: topology.minBandwidthGBps between MIG slices", id="MIG"),
         pytest.param({"gangRef": "g"}, "gang g has no size", id="gang"),
         pytest.param({"exclusivity": "Shared"}, "without share or memory", id="share of nothing"),
         pytest.param({"deleting": True}, "is being deleted", id="deleting"),

@@ -75,9 +75,11 @@ def test_leases_deleted_while_no_scheduler_runs_are_restored(stage: Stage) -> No
 
 def test_claim_that_can_never_be_served_has_failed(stage: Stage) -> None:
     stage.gpu_nodes(1, gpus=2)
-    stage.create(claim("slice", exclusivity="MIG", migProfile="1g.10gb"), pod("p", claim="slice"))
+    linked = claim("slices", count=2, exclusivity="MIG", migProfile="1g.10gb")
+    linked["spec"]["topology"] = {"mode": "Required", "minBandwidthGBps": 600}
+    stage.create(linked, pod("p", claim="slices"))
     stage.scheduler()
-    status = shows(stage, "slice", "Failed", "devices.exclusivity MIG; create another GpuClaim")
+    status = shows(stage, "slices", "Failed", "between MIG slices, which have no links; create another")
     assert allocated(status)["reason"] == "Unsupported"
 
 

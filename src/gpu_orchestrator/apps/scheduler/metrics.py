@@ -99,10 +99,12 @@ class _Counts(Collector):
         total = healthy = free = fragmented = 0
         for node in cluster:
             node_healthy = sum(device.healthy for device in node.devices)
-            node_free = cluster.free_gpus(node.name)
+            node_free = cluster.free_gpus(node.name) + cluster.free_slices(node.name)
             total, healthy, free = total + len(node.devices), healthy + node_healthy, free + node_free
             fragmented += node_free if node_free < node_healthy else 0
-        devices = GaugeMetricFamily("gpu_scheduler_devices", "Devices, by state.", labels=["state"])
+        devices = GaugeMetricFamily(
+            "gpu_scheduler_devices", "GPUs and slices of GPUs, by state.", labels=["state"]
+        )
         for what, number in (("free", free), ("used", healthy - free), ("unhealthy", total - healthy)):
             devices.add_metric([what], number)
         yield devices

@@ -17,13 +17,17 @@ if TYPE_CHECKING:
     from gpu_orchestrator.core.cluster import Cluster
 
 
+ONLY_SLICES = "have only slices of GPUs (MIG)"
+
+
 class Kind:
     """Which devices are of the kind that a shape asks for."""
 
     def __init__(self, shape: Shape, inventory: Inventory) -> None:
         self.shape = shape
         self._resolve(inventory)
-        self.any_whole = shape.exclusive and not (shape.vendor or shape.models or shape.memory_mib)
+        is_picky = shape.vendor or shape.models or shape.memory_mib or shape.profile
+        self.any_whole = shape.exclusive and not is_picky
 
     def of_vendor(self, inventory: Inventory, rows: Ints) -> Bools:
         if self.unheard:
@@ -33,8 +37,10 @@ class Kind:
         return match
 
     def matching(self, inventory: Inventory, rows: Ints) -> Bools:
-        """Of the right vendor, model and size, whatever their health."""
+        """Of the right vendor, model and size, or slices of the right profile, whatever their health."""
         match = self.of_vendor(inventory, rows)
+        if inventory.has_slices or self.shape.profile:
+            match = match & self.of_profile(inventory, rows)
         if self.models:
             match = match & self.of_model(inventory, rows)
         if self.shape.memory_mib:
@@ -44,8 +50,8 @@ class Kind:
     def free(self, cluster: "Cluster", rows: Ints) -> Bools:
         """Matching, healthy, and with room for one more holder of this shape."""
         inventory, usage, shape = cluster.inventory, cluster.usage, self.shape
-        free = some(inventory.usable, rows)
-        if self.vendor or self.models:
+        free = some(inventory.slices if shape.profile else inventory.usable, rows)
+        if self.vendor or self.models or shape.profile:
             free = free & self.matching(inventory, rows)
         if shape.exclusive:
             free = free & (some(usage.holders, rows) == 0)
@@ -54,6 +60,13 @@ class Kind:
         if shape.memory_mib:
             free = free & (some(usage.free_mib, rows) >= shape.memory_mib)
         return self.of_one_vendor(inventory, rows, free)
+
+    def of_profile(self, inventory: Inventory, rows: Ints) -> Bools:
+        """Slices of the profile; whole GPUs if none is asked for."""
+        if self.unheard:
+            self._resolve(inventory)
+        match: Bools = some(inventory.profile, rows) == self.profile
+        return match
 
     def of_one_vendor(self, inventory: Inventory, rows: Ints, grid: Bools) -> Bools:
         """One task cannot use devices of different vendors: on a node with several, keep those of the vendor
@@ -82,17 +95,20 @@ class Kind:
         return match
 
     def _resolve(self, inventory: Inventory) -> None:
-        """Look up vendor and models again: no device may have had them when they were requested."""
+        """Look up vendor, profile and models again: no device may have had them when they were requested."""
         find, shape = inventory.names.find, self.shape
         self.vendor = find(shape.vendor) if shape.vendor else 0
+        self.profile = find(shape.profile) if shape.profile else 0
         self.models = [find(model) for model in shape.models]
-        self.unheard = self.vendor < 0 or -1 in self.models
+        self.unheard = self.vendor < 0 or self.profile < 0 or -1 in self.models
 
 
 def facts_for(shape: Shape, inventory: Inventory) -> Iterator[Filter]:
     if shape.gpus:
         kind = Kind(shape, inventory)
-        yield HasGpus()
+        yield HasGpus(kind)
+        if shape.profile:
+            yield OfProfile(kind)
         if shape.vendor:
             yield OfVendor(kind)
         if shape.models:
@@ -112,11 +128,31 @@ def free_for(shape: Shape, inventory: Inventory) -> Iterator[Filter]:
 
 class HasGpus(Filter):
     lasting = True
-    reason = "have no GPU"
+
+    def __init__(self, kind: Kind) -> None:
+        self.is_for_slices = bool(kind.shape.profile)
+        self.reason = "have no GPU"
 
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
-        passed: Bools = cluster.inventory.gpus[rows] > 0
+        inventory = cluster.inventory
+        passed: Bools = (inventory.gpus if self.is_for_slices else inventory.whole)[rows] > 0
         return passed
+
+    def reasons(self, cluster: "Cluster", rows: Ints) -> dict[str, int]:
+        cut = int((cluster.inventory.gpus[rows] > 0).sum())
+        found = {self.reason: len(rows) - cut, ONLY_SLICES: cut}
+        return {reason: count for reason, count in found.items() if count}
+
+
+class OfProfile(Filter):
+    lasting = True
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.reason = f"have no {kind.shape.profile} slice"
+
+    def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
+        return any_in_row(self.kind.of_profile(cluster.inventory, rows))
 
 
 class OfVendor(Filter):
@@ -167,14 +203,18 @@ class Healthy(Filter):
 
     def __init__(self, kind: Kind) -> None:
         self.kind, self.gpus = kind, kind.shape.gpus
-        self.reason = "have no healthy GPU" if self.gpus == 1 else f"have fewer than {self.gpus} healthy GPUs"
+        what = _what(kind.shape)
+        self.reason = (
+            f"have no healthy {what}" if self.gpus == 1 else f"have fewer than {self.gpus} healthy {what}s"
+        )
 
     def passes(self, cluster: "Cluster", rows: Ints) -> Bools:
         inventory = cluster.inventory
         passed: Bools = inventory.healthy[rows] == inventory.gpus[rows]
         if not passed.all():
             match = self.kind.matching(inventory, rows)
-            well = count_in_row(match & some(inventory.usable, rows))
+            sound = inventory.slices if self.kind.shape.profile else inventory.usable
+            well = count_in_row(match & some(sound, rows))
             passed = (well >= self.gpus) | (count_in_row(match) < self.gpus)
         return passed
 
@@ -196,10 +236,18 @@ class FreeDevices(Filter):
     def lack(self, cluster: "Cluster", row: int) -> str:
         free = int(self.kind.free(cluster, np.array([row])).sum())
         missing = self.gpus - free
-        return f"lacks {missing} free GPU{'s' if missing > 1 else ''} ({free} of {self.gpus})"
+        what = _what(self.kind.shape)
+        return f"lacks {missing} free {what}{'s' if missing > 1 else ''} ({free} of {self.gpus})"
+
+
+def _what(shape: Shape) -> str:
+    return f"{shape.profile} slice" if shape.profile else "GPU"
 
 
 def _few(shape: Shape) -> str:
+    if shape.profile:
+        what = _what(shape)
+        return f"have no free {what}" if shape.gpus == 1 else f"have fewer than {shape.gpus} free {what}s"
     if shape.exclusive:
         return "have no wholly free GPU" if shape.gpus == 1 else f"have fewer than {shape.gpus} free GPUs"
     parts = [f"{shape.milli} of {WHOLE} milli"] if shape.milli else []

@@ -15,7 +15,6 @@ administrator cordons the bad node.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from gpu_orchestrator.api import inventory
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 
 SEVERAL = 3
@@ -134,4 +133,4 @@ class DeviceOwners:
 
 
 def _uuids(report: GpuNodeStatus) -> dict[int, str]:
-    return {each.id: each.uuid for each in inventory.whole_devices(report) if each.uuid}
+    return {each.id: each.uuid for each in report.status.devices if each.uuid}

@@ -88,7 +88,7 @@ def unbound(claim: GpuClaim, claimant: Claimant | None, *, problem: str, now: st
 def _state(claimant: Claimant | None, problem: str) -> tuple[ClaimPhase, str, str]:
     """Return phase, reason and message."""
     if problem:
-        return "Failed", "Unsupported", f"no scheduler here implements {problem}; create another GpuClaim"
+        return "Failed", "Unsupported", f"no node has {problem}; create another GpuClaim"
     if claimant is None:
         return "Pending", "Unused", "no pod uses it"
     if claimant.is_binding:

@@ -138,7 +138,7 @@ def _claim_problem(pod: Pod, claim: GpuClaim | None, user: Pod | None) -> Unsche
     if claim is None:
         return Unschedulable(f"{kind} {pod.metadata.namespace}/{name} does not exist; create it")
     if missing := unsupported_claim(claim.spec):
-        return Unschedulable(f"{kind} {name} uses what this scheduler does not implement: {missing}")
+        return Unschedulable(f"{kind} {name} asks for what no node has: {missing}")
     if claims.is_template(pod):
         return None
     if claim.metadata.deletion_timestamp:
@@ -153,9 +153,11 @@ def _claim_problem(pod: Pod, claim: GpuClaim | None, user: Pod | None) -> Unsche
 
 
 def unsupported_claim(spec: GpuClaimSpec) -> str:
-    """Return what of a claim this scheduler does not implement; empty if nothing."""
-    if spec.devices.exclusivity == "MIG":
-        return "devices.exclusivity MIG"
+    """Return what of a claim no node can ever have; empty if nothing."""
+    devices, topology = spec.devices, spec.topology
+    is_linked = topology.mode == "Required" and bool(topology.min_bandwidth_gbps) and devices.count > 1
+    if devices.exclusivity == "MIG" and is_linked:
+        return "topology.minBandwidthGBps between MIG slices, which have no links"
     return ""
 
 
