@@ -82,7 +82,8 @@ class Copy(Value, frozen=True):
     """A model that one of our runners has loaded, or loads now, on these devices; without devices, in the
     memory of the machine. `number` is that of the load, never reused by this worker process. `used_mib` is
     what it holds on each device, as far as the driver says so. Times are seconds before the report was made.
-    `uses` counts tasks, older ones less. `task` uses it now."""
+    `uses` counts tasks, older ones less. `task` uses it now. `server` is how the server is that backs it, if
+    one does: healthy or restarting; `server_why` is what was wrong with it last."""
 
     model: Word
     devices: Annotated[tuple[Index, ...], Meta(max_length=1024)] = ()
@@ -95,6 +96,9 @@ class Copy(Value, frozen=True):
     uses: Number = 0.0
     task: Word = ""
     pinned: bool = False
+    server: Word = ""
+    server_why: Annotated[str, Meta(max_length=1000)] = ""
+    server_restarts: Count = 0
 
 
 class CacheCounts(Value, frozen=True):

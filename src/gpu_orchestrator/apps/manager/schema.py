@@ -87,7 +87,8 @@ class WorkerInfo(Answer, frozen=True):
 
 
 class LoadedModel(Answer, frozen=True):
-    """A model that a worker has loaded. `memory_usage` is what it holds on all of its devices."""
+    """A model that a worker has loaded. `memory_usage` is what it holds on all of its devices. `server` is
+    how the server is that backs it, `healthy` or `restarting`; empty if none does."""
 
     name: str
     memory_usage: str
@@ -98,6 +99,7 @@ class LoadedModel(Answer, frozen=True):
     devices: list[int]
     pinned: bool
     in_use: bool
+    server: str = ""
 
 
 class WorkerDetail(WorkerInfo, frozen=True):

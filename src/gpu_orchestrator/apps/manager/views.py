@@ -209,6 +209,7 @@ def loaded_models(worker: WorkerState) -> list[schema.LoadedModel]:
             devices=list(each.devices),
             pinned=each.pinned,
             in_use=bool(each.task),
+            server=each.server,
         )
         for each in worker.copies
         if each.is_loaded and worker.online

@@ -48,7 +48,9 @@ back the same way until the manager acknowledges it. Read the modules in this or
   handlers/embedding        task type `embedding`: vectors of texts, likewise
   handlers/torch_device     what these two share: local weights, and where they go
   handlers/server           a model that a server with OpenAI's API holds, which the runner starts
-  handlers/server_process   starts that server, waits until it is healthy, starts it again
+  handlers/openai_client    asks such a server, and ends the request of a cancelled task
+  handlers/server_watch     keeps that server running: healthy, started again after a crash or a hang, drained
+  handlers/server_process   one start of it: is it healthy, has it ended, end it with all that it started
   handlers/http             task type `http`: forwards the task to a server beside the worker
   handlers/command          task type `command`: runs a program; off by default
   task                      what a handler receives: the task, its progress and its cancellation

@@ -24,7 +24,7 @@ from gpu_orchestrator.apps.worker.attempts.attempt_files import FileCallbacks
 from gpu_orchestrator.apps.worker.attempts.attempt_output import LogCallbacks
 from gpu_orchestrator.apps.worker.attempts.attempt_values import ValueCallbacks
 from gpu_orchestrator.apps.worker.attempts.attempts import AgentCallbacks, Attempts
-from gpu_orchestrator.apps.worker.desk import Desk, DeskCallbacks, Key
+from gpu_orchestrator.apps.worker.desk import Desk, DeskCallbacks, Key, told_of
 from gpu_orchestrator.apps.worker.handlers import find
 from gpu_orchestrator.apps.worker.runners.model_cache import ModelCache
 from gpu_orchestrator.apps.worker.runners.mps import MpsDaemons, find_program
@@ -343,14 +343,11 @@ class Agent:
             return known | {"drains": True}
         if what == "ping":
             return known
-        report = self._reporter.report(elapsed_s())
-        ill = {each.index: each.problem for each in report.readings if each.problem}
-        if what == "health":
-            return known | {"healthy": self._is_joined and not ill, "problems": ill}
-        running = [f"{each.task}.{each.attempt}" for each in self._attempts.attempts()]
         epoch = self._welcome.epoch if self._welcome else 0
-        devices = [msgspec.to_builtins(each) for each in report.readings]
-        return known | {"epoch": epoch, "running": running, "devices": devices}
+        report = self._reporter.report(elapsed_s())
+        return known | told_of(
+            what, report, self._attempts.attempts(), is_joined=self._is_joined, epoch=epoch
+        )
 
     # --- timers --------------------------------------------------------------------------------------------
 
@@ -428,6 +425,8 @@ class Agent:
             message = f"the worker left and waited {self._settings.drain_s:g} s"
             self._attempts.fail_all(session.TaskError("WorkerLeft", message, retryable=True))
         await self._until(lambda: self._attempts.is_over, LAST_OUTCOMES_S)
+        if within_s := self._pool.end():
+            await self._until(lambda: not self._pool.has_servers, within_s)
 
     async def _until(self, is_true: Callable[[], bool], within_s: float) -> None:
         with suppress(TimeoutError):

@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -167,3 +167,15 @@ STATUS: Mapping[type[session.Outcome], str] = {
     session.Refused: "refused",
     session.Cancelled: "cancelled",
 }
+
+
+def told_of(
+    what: str, report: session.Report, running: Iterable[session.Attempt], *, is_joined: bool, epoch: int
+) -> dict[str, object]:
+    """Return what a management task of Celery asks of a worker: its health, or what it does."""
+    ill = {each.index: each.problem for each in report.readings if each.problem}
+    if what == "health":
+        return {"healthy": is_joined and not ill, "problems": ill}
+    attempts = [f"{each.task}.{each.attempt}" for each in running]
+    devices = [msgspec.to_builtins(each) for each in report.readings]
+    return {"epoch": epoch, "running": attempts, "devices": devices}

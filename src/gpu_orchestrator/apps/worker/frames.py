@@ -95,6 +95,12 @@ class Got(Frame, frozen=True):
     lasting: bool = False
 
 
+class Close(Frame, frozen=True):
+    """End the server of the model politely, and then the runner. With `drains` requests that run may end."""
+
+    drains: bool = True
+
+
 class Withdraw(Frame, frozen=True):
     """Return all runs that have not begun, so that they can begin elsewhere."""
 
@@ -113,6 +119,18 @@ class Printed(Frame, frozen=True):
     task: str
     attempt: int
     text: str
+
+
+HEALTHY, RESTARTING = "healthy", "restarting"
+
+
+class Health(Frame, frozen=True):
+    """How the server is that backs the runner's model, each time that changes. `why` is what was wrong last,
+    `restarts` how often that made it start again."""
+
+    state: str
+    why: str = ""
+    restarts: int = 0
 
 
 class Sent(Frame, frozen=True):
@@ -177,20 +195,22 @@ class Stopped(Frame, frozen=True):
 
 class Loaded(Frame, frozen=True):
     """The runner has its model, after this many seconds. If it cannot load it, it answers `Erred` for the
-    attempt for which it should, and ends."""
+    attempt for which it should, and ends. A model with a server ends by itself when it is told to, within
+    `ends_within_s`; one with 0 is killed."""
 
     load_s: float
+    ends_within_s: float = 0.0
 
 
 class Withdrawn(Frame, frozen=True):
     runs: tuple[tuple[str, int], ...]
 
 
-Urgent = Setup | Cancel | SoftLimit | Taken | Got | Withdraw
+Urgent = Setup | Cancel | SoftLimit | Taken | Got | Close | Withdraw
 """Frames that a runner reads while a task runs: the agent rings the bell once for each."""
 ToRunner = Run | Load | Urgent
 Outcome = Ended | Erred | Stopped
-ToAgent = Ready | Printed | Sent | Wants | Leaves | Loaded | Outcome | Withdrawn
+ToAgent = Ready | Printed | Health | Sent | Wants | Leaves | Loaded | Outcome | Withdrawn
 
 T = TypeVar("T")
 

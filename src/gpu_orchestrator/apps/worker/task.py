@@ -15,11 +15,13 @@ import msgspec
 
 from gpu_orchestrator.api.nesting import DEEPEST, is_too_deep
 from gpu_orchestrator.api.partial import LARGEST_VALUE
-from gpu_orchestrator.apps.worker.frames import Options, Run
+from gpu_orchestrator.apps.worker.frames import Health, Options, Run
 
 T = TypeVar("T")
 LARGEST_RESULT = 8 << 20
 PAUSE_S = 0.01
+OWN_THREAD = "gpu-orchestrator"
+"""The name of the runner's own threads: they stay after a task, and print nothing."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -161,6 +163,8 @@ class Model:
     raw_options: bytes
     key: tuple[str, int]
     output: Sink
+    tell: Callable[[Health], None] = lambda _: None
+    """Called by a class with a server, when its health changes."""
 
     @cached_property
     def options(self) -> dict[str, Any]:

@@ -31,8 +31,10 @@ class ModelRequest(Body, frozen=True):
 
 
 class ModelCopy(Answer, frozen=True):
-    """A copy of a model on one worker. `status` is `loading`, `loaded` or `in_use`. `memory_usage` is what it
-    holds on all of its `devices` together; without devices it is in the memory of the machine."""
+    """A copy of a model on one worker. `status` is `loading`, `loaded` or `in_use`; if a server backs it that
+    has crashed or hangs, `restarting`. `memory_usage` is what it holds on
+    all of its `devices` together; without devices it is in the memory of the machine. `server_restarts` is
+    how often its server was started again, `server_error` why it was last."""
 
     model_name: str
     worker_id: str
@@ -45,6 +47,8 @@ class ModelCopy(Answer, frozen=True):
     loaded_at: str | None
     last_used: str | None
     pinned: bool
+    server_restarts: int = 0
+    server_error: str = ""
 
 
 class ModelInfo(Answer, frozen=True):

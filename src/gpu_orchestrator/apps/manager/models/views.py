@@ -11,6 +11,8 @@ from gpu_orchestrator.apps.manager.fleet.nodes import WorkerState
 from gpu_orchestrator.apps.manager.models import schema
 from gpu_orchestrator.apps.manager.views import when
 
+HEALTHY = "healthy"
+
 
 def copy_of(worker: WorkerState, each: session.Copy) -> schema.ModelCopy:
     held = each.used_mib * len(each.devices)
@@ -19,7 +21,7 @@ def copy_of(worker: WorkerState, each: session.Copy) -> schema.ModelCopy:
         model_name=each.model,
         worker_id=worker.hello.name,
         devices=list(each.devices),
-        status=("in_use" if each.task else "loaded") if each.is_loaded else "loading",
+        status=_status(each),
         memory_usage=show_memory(held),
         memory_usage_bytes=held * MIB,
         load_time=show_seconds(each.load_s),
@@ -27,7 +29,17 @@ def copy_of(worker: WorkerState, each: session.Copy) -> schema.ModelCopy:
         loaded_at=when(int((reported - each.loaded_ago_s) * 1000)) if each.is_loaded else None,
         last_used=when(int((reported - each.used_ago_s) * 1000)) if each.is_loaded else None,
         pinned=each.pinned,
+        server_restarts=each.server_restarts,
+        server_error=each.server_why,
     )
+
+
+def _status(each: session.Copy) -> str:
+    if not each.is_loaded:
+        return "loading"
+    if each.server not in ("", HEALTHY):
+        return each.server
+    return "in_use" if each.task else "loaded"
 
 
 def copies(workers: Iterable[WorkerState], model: str = "") -> list[schema.ModelCopy]:

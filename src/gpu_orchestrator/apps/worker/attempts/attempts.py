@@ -205,7 +205,7 @@ class Attempts:
                     attempt, session.Failed(*attempt.key, error=session.TaskError("ModelUnloaded", why, True))
                 )
                 self._take_back(runner, {each.key for each in runner.queue})
-                runner.kill()
+                runner.end(drains=False)
 
     # --- dispatch to runners -------------------------------------------------------------------------------
 
@@ -284,8 +284,9 @@ class Attempts:
             self._output.printed(attempt, f"loading model {copy.model}\n")
             deadlines.until_loaded(attempt, runner, self._models.rules.load_timeout_s)
 
-    def _loaded(self, runner: RunnerHandle, load_s: float) -> None:
-        self._models.loaded(runner, load_s)
+    def _loaded(self, runner: RunnerHandle, frame: frames.Loaded) -> None:
+        load_s = frame.load_s
+        self._models.loaded(runner, load_s, frame.ends_within_s)
         if runner.queue and runner.copy is not None:
             attempt = runner.queue[0]
             self._output.printed(attempt, f"loaded model {runner.copy.model} in {load_s:.1f} s\n")
@@ -334,8 +335,10 @@ class Attempts:
                 self._take_back(runner, set(runs))
                 runner.claim()
                 self._dispatch(runner.devices)
-            case frames.Loaded(load_s):
-                self._loaded(runner, load_s)
+            case frames.Loaded():
+                self._loaded(runner, frame)
+            case frames.Health():
+                self._models.told(runner, frame)
             case frames.Ready():
                 runner.is_ready = True
                 self._begin_first(runner)

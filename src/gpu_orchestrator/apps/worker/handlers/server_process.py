@@ -1,38 +1,50 @@
-"""A model server that a runner starts and watches: vLLM, llama.cpp, Ollama or another with OpenAI's API.
+"""One start of a model server: vLLM, llama.cpp, Ollama or another with OpenAI's API.
 
-`server` calls it. The server is a child of the runner, so it sees the runner's devices alone, and ends with
-it whatever happens.
+`server_watch` starts one after the other. The server is a child of the runner, so it sees the runner's
+devices alone, and ends with it whatever happens. It leads a process group of its own, which ends as a whole.
 """
 
 import http.client
 import os
+import signal
 import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable
-from threading import Thread
-from typing import IO
+from contextlib import suppress
+from threading import Lock, Thread
+from typing import IO, Annotated
 
 import msgspec
+from msgspec import Meta
 
-from gpu_orchestrator.apps.worker.task import LoadFailed, Model, Temporary
+from gpu_orchestrator.apps.worker.task import LoadFailed, Model
 
 HOST = "127.0.0.1"
-FIRST_PAUSE_S, LONGEST_PAUSE_S, CALM_S = 0.5, 60.0, 60.0
-"""The pause before a server that crashed is started again, doubled each time, until it has run this long."""
-LOOK_S = 0.1
+LOOK_S, LOOK_IDLE_S = 0.1, 0.25
+ANSWER_S = 5.0
+"""How long a server may take to say that it is healthy."""
 LAST_LINES, READ_S = 20, 0.5
+
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What the registry says of the server. In `command`, `{port}`, `{path}` and `{name}` are filled in."""
+    """What the registry says of the server. In `command`, `{port}`, `{path}` and `{name}` are filled in. A
+    server that was not healthy for `unhealthy_seconds` is ended and started again, and so is one that takes
+    longer than `start_seconds` to start again. At its end it has `drain_seconds` for what it works on, and
+    then `stop_seconds` from SIGTERM to SIGKILL."""
 
     command: list[str]
     health: str = "/health"
     environment: dict[str, str] = {}
     model: str = ""
     """What the server calls its model; by default the name in the registry."""
+    check_seconds: Seconds = 5.0
+    unhealthy_seconds: Seconds = 30.0
+    start_seconds: Seconds = 600.0
+    drain_seconds: Seconds = 30.0
+    stop_seconds: Seconds = 10.0
 
 
 def options_of(model: Model) -> Options:
@@ -48,99 +60,80 @@ def options_of(model: Model) -> Options:
 
 
 class ServerProcess:
-    def __init__(self, model: Model) -> None:
-        self._model, self._options = model, options_of(model)
-        self._process: subprocess.Popen[bytes] | None = None
+    """A server that was started: asked whether it is healthy, and ended."""
+
+    def __init__(self, model: Model, options: Options) -> None:
+        self.port, self._health = _free_port(), options.health
         self._last: deque[str] = deque(maxlen=LAST_LINES)
-        self._pause_s = self._began = 0.0
-        self._is_ready = False
-        self.port = 0
-
-    def start(self, check: Callable[[], None], say: Callable[[str], None]) -> None:
-        """Start the server and wait until it is healthy. `check` raises to give up."""
-        self._spawn(say)
-        self._wait(check)
-
-    def ensure(
-        self, check: Callable[[], None], sleep: Callable[[float], None], say: Callable[[str], None]
-    ) -> None:
-        """Start the server again if it has ended, after a pause that grows with each crash. A task that was
-        cancelled meanwhile may have left it before it was healthy."""
-        while not self._is_ready or self.exit() is not None:
-            if (how := self.exit()) is not None:
-                say(f"the server {how}; starting it again in {self._next_pause():g} s")
-                sleep(self._pause_s)
-                self._spawn(say)
-            try:
-                self._wait(check)
-            except LoadFailed as error:
-                if self._pause_s >= LONGEST_PAUSE_S:
-                    raise Temporary(str(error)) from error
-
-    def _next_pause(self) -> float:
-        """Double the pause, or begin again after a server that ran for long."""
-        calm = time.monotonic() - self._began > CALM_S
-        self._pause_s = (
-            FIRST_PAUSE_S if calm or not self._pause_s else min(2 * self._pause_s, LONGEST_PAUSE_S)
-        )
-        return self._pause_s
-
-    def _spawn(self, say: Callable[[str], None]) -> None:
-        self.port, self._is_ready = _free_port(), False
-        known = {"port": str(self.port), "path": self._model.path, "name": self._model.name}
-        arguments = [_filled(each, known) for each in self._options.command]
-        say(f"starting {arguments[0]} on port {self.port}")
-        self._began = time.monotonic()
-        self._last.clear()
+        self._ending = Lock()
+        known = {"port": str(self.port), "path": model.path, "name": model.name}
+        arguments = [_filled(each, known) for each in options.command]
+        self.program = arguments[0]
         try:
             self._process = subprocess.Popen(
                 arguments,
-                env=os.environ | self._options.environment,
+                env=os.environ | options.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
+                process_group=0,
             )
         except OSError as error:
-            raise LoadFailed(f"model {self._model.name!r}: cannot start {arguments[0]!r}: {error}") from error
+            raise LoadFailed(f"model {model.name!r}: cannot start {self.program!r}: {error}") from error
         assert self._process.stdout is not None  # noqa: S101 - it is a pipe
         self._reader = Thread(target=_follow, args=(self._process.stdout, self._last), daemon=True)
         self._reader.start()
 
-    def _wait(self, check: Callable[[], None]) -> None:
-        while not self._is_healthy():
-            if (how := self.exit()) is not None:
-                raise LoadFailed(f"model {self._model.name!r}: its server {how}")
-            check()
-            time.sleep(LOOK_S)
-        self._is_ready = True
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def exit(self) -> str | None:
-        """Return how the server ended; None while it runs."""
-        if self._process is None or (code := self._process.poll()) is None:
-            return None
+        """Return how the server ended; None while it runs. What it started ends with it."""
+        with self._ending:
+            if self._process.returncode is None and not _has_ended(self.pid):
+                return None
+            if self._process.returncode is None:
+                self._signal(signal.SIGKILL)  # before it is reaped: until then its number is nobody else's
+                self._process.wait()
         self._reader.join(READ_S)  # its last words; a process that it left may hold the pipe open
+        code = self._process.returncode
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return f"{how}: {' | '.join(list(self._last)[-3:])}" if self._last else how
 
-    def pids(self) -> tuple[int, ...]:
-        return (self._process.pid,) if self._process is not None else ()
+    def end(self, grace_s: float) -> str:
+        """Ask the server to end; kill it and all of its group if it has not within the grace. Return how it
+        ended."""
+        until = time.monotonic() + grace_s
+        self._tell(signal.SIGTERM)
+        while (how := self.exit()) is None:
+            if time.monotonic() >= until:
+                self._tell(signal.SIGKILL)
+            time.sleep(LOOK_S / 2)
+        return how
 
-    def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(HOST, self.port)
-
-    @property
-    def served(self) -> str:
-        return self._options.model or self._model.name
-
-    def _is_healthy(self) -> bool:
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=5)
+    def is_healthy(self) -> bool:
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=ANSWER_S)
         try:
-            connection.request("GET", self._options.health)
+            connection.request("GET", self._health)
             return connection.getresponse().status == 200
         except (OSError, http.client.HTTPException):
             return False
         finally:
             connection.close()
+
+    def _tell(self, number: signal.Signals) -> None:
+        with self._ending:
+            if self._process.returncode is None:
+                self._signal(number)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+
+def _has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _follow(output: IO[bytes], last: deque[str]) -> None:

@@ -13,6 +13,7 @@ import structlog
 
 from gpu_orchestrator.api import session
 from gpu_orchestrator.apps.worker.attempt import Attempt
+from gpu_orchestrator.apps.worker.frames import HEALTHY, RESTARTING, Health
 from gpu_orchestrator.apps.worker.runners.model_copy import NEVER, ModelCopy
 from gpu_orchestrator.apps.worker.runners.runner_handle import RunnerHandle
 from gpu_orchestrator.apps.worker.runners.runner_pool import RunnerPool
@@ -21,6 +22,7 @@ from gpu_orchestrator.core import copies
 
 DRIVER_S = 2.0
 """How long the driver may still count the memory of a process that has ended."""
+LONGEST_WHY = 500
 log = structlog.get_logger()
 
 
@@ -123,7 +125,7 @@ class ModelCache:
         if runner.copy is not None and not runner.is_ending:
             self._evictions += 1
             log.info("model evicted", model=runner.copy.model, devices=list(runner.devices), why=why)
-            runner.kill()
+            runner.end()
 
     # --- what happens to copies ----------------------------------------------------------------------------
 
@@ -144,11 +146,22 @@ class ModelCache:
         if runner.copy is not None:
             runner.copy.ends_task(self._now())
 
-    def loaded(self, runner: RunnerHandle, load_s: float) -> None:
+    def loaded(self, runner: RunnerHandle, load_s: float, ends_within_s: float = 0.0) -> None:
         if runner.copy is not None:
-            runner.copy.loaded(self._now(), load_s)
+            runner.copy.loaded(self._now(), load_s, ends_within_s)
             devices = list(runner.devices)
             log.info("model loaded", model=runner.copy.model, devices=devices, load_s=round(load_s, 3))
+            self._changed()
+
+    def told(self, runner: RunnerHandle, health: Health) -> None:
+        """Note how the server of a copy is now."""
+        if runner.copy is not None:
+            runner.copy.health = health
+            said = {"model": runner.copy.model, "restarts": health.restarts, "why": health.why}
+            if health.state == RESTARTING:
+                log.warning("model server fails, it is started again", **said)
+            elif health.state == HEALTHY:
+                log.info("model server is healthy again", **said)
             self._changed()
 
     def runner_ended(self, runner: RunnerHandle) -> None:
@@ -177,6 +190,9 @@ class ModelCache:
                 uses=known.uses,
                 task=runner.queue[0].assign.task if runner.queue else "",
                 pinned=self.is_pinned(known.model),
+                server=known.health.state if known.health else "",
+                server_why=known.health.why[:LONGEST_WHY] if known.health else "",
+                server_restarts=known.health.restarts if known.health else 0,
             )
             for runner in self._runners()
             if (known := runner.copy) is not None

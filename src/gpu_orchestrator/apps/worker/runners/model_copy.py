@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gpu_orchestrator.apps.worker.frames import HEALTHY, Health
 from gpu_orchestrator.core import copies
 
 NEVER = float("-inf")
@@ -22,13 +23,18 @@ class ModelCopy:
     uses: float = 0.0
     mib: int = 0
     reserved_mib: int = 0
+    ends_within_s: float = 0.0
+    """How long its end may take if it has a server; 0: kill it."""
+    health: Health | None = None
 
     @property
     def is_loaded(self) -> bool:
         return self.loaded_at > NEVER
 
-    def loaded(self, now: float, load_s: float) -> None:
-        self.loaded_at, self.load_s = now, load_s
+    def loaded(self, now: float, load_s: float, ends_within_s: float = 0.0) -> None:
+        self.loaded_at, self.load_s, self.ends_within_s = now, load_s, ends_within_s
+        if ends_within_s:
+            self.health = Health(HEALTHY)
 
     def begins_task(self, now: float, reserved_mib: int) -> None:
         self.uses = self.uses * copies.faded(now - self.used_at) + 1

@@ -18,15 +18,14 @@ from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any
 
+from gpu_orchestrator.apps.worker.task import OWN_THREAD
+
 FULL = 32 << 10
 """Characters after which text is sent without delay. At MOST_WAITING the writer waits for the agent."""
 MOST_WAITING = 8 * FULL
 DELAY_S, PAUSE_S, EAGER = 0.1, 0.005, 10
 QUIET_THREADS = frozenset({"tqdm"})
 """Packages whose threads stay after a task and never print; they are not worth a warning to the agent."""
-
-OWN_THREAD = "gpu-orchestrator"
-"""The name of the runner's own threads."""
 
 Key = tuple[str, int]
 NOBODY: Key = ("", 0)

@@ -21,10 +21,11 @@ from gpu_orchestrator.apps.worker import environment, frames
 from gpu_orchestrator.apps.worker.handlers import find, partial
 from gpu_orchestrator.apps.worker.runners import device_errors, failure, held_model
 from gpu_orchestrator.apps.worker.runners.files import Files
-from gpu_orchestrator.apps.worker.runners.output import OWN_THREAD, Key, Output
+from gpu_orchestrator.apps.worker.runners.output import Key, Output
 from gpu_orchestrator.apps.worker.runners.values import Values
 from gpu_orchestrator.apps.worker.task import (
     LARGEST_RESULT,
+    OWN_THREAD,
     Cancelled,
     LoadFailed,
     SoftLimitReached,
@@ -93,7 +94,9 @@ class Runner:
         """Load the model, or fail the attempt that it is loaded for; then nothing of it may stay."""
         self._output.begin((load.task, load.attempt))
         try:
-            self._model = held_model.load(load, self._options.models[load.task_type], self._output)
+            self._model = held_model.load(
+                load, self._options.models[load.task_type], self._output, self._send
+            )
         except BaseException as error:
             self._output.end()
             self._report(self._not_loaded(load, error))
@@ -102,7 +105,7 @@ class Runner:
         self._output.end()
         self._output.finish()
         self._own_children = frozenset(keeper.descendants(os.getpid()))
-        self._send(frames.Loaded(self._model.load_s))
+        self._send(frames.Loaded(self._model.load_s, self._model.ends_within_s))
 
     def _report(self, outcome: frames.Outcome) -> None:
         """Send all that the task printed, then its outcome."""
@@ -236,10 +239,20 @@ class Runner:
                 self._values.taken((task, attempt), values)
             case frames.Got():
                 self._files.got(frame)
+            case frames.Close(drains):
+                threading.Thread(target=self._close, args=(drains,), daemon=True, name=OWN_THREAD).start()
             case frames.Withdraw():
                 self._withdraw()
             case frames.Setup(options, handlers):
                 self._options, self._handlers = options, handlers
+
+    def _close(self, drains: bool) -> None:
+        """End the model's server, and this process; in a thread of its own, as tasks may still run."""
+        try:
+            if self._model is not None:
+                self._model.close(drains=drains)
+        finally:
+            os._exit(0)
 
     def _running(self, task: str, attempt: int) -> Task | None:
         current = self._current

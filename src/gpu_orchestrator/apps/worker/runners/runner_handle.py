@@ -37,6 +37,8 @@ MOST_UNCLAIMED = 16 << 10
 REAP_S = 0.5
 MARGIN_S = 0.05
 """The kernel rounds the age of a process to ticks, and the event loop reads its clock once per pass."""
+MARGIN_END_S = 2.0
+"""How much longer than it says a runner may take to end its server."""
 BOUNDARIES = (frames.Ready, frames.Ended, frames.Erred, frames.Stopped)
 RING = b"!"
 
@@ -166,6 +168,20 @@ class RunnerHandle:
         """Kill the runner and all it started. `on_end` is called when none of them is left."""
         self.is_ending = True
         self._write(self._lifeline, keeper.order(keeper.KILL))
+
+    def end(self, *, drains: bool = True) -> None:
+        """End the runner; if a server backs its model, politely, as far as that has time for it."""
+        if not self.ends_within_s:
+            self.kill()
+        elif not self.is_ending:
+            self.is_ending = True
+            self.send(frames.Close(drains))
+            asyncio.get_running_loop().call_later(self.ends_within_s, self.kill)
+
+    @property
+    def ends_within_s(self) -> float:
+        """Return how long its end may take; 0 if no server backs its model."""
+        return self.copy.ends_within_s + MARGIN_END_S if self.copy and self.copy.ends_within_s else 0.0
 
     def pids(self) -> set[int]:
         """Return the ids of all processes of this runner."""

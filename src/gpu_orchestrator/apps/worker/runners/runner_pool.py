@@ -93,7 +93,7 @@ class RunnerPool:
             is_outdated = bool(use.model) and name_of(runner.model) == name_of(use.model)
             stays = runner.model and not is_outdated
             if not stays or (takes_all and not self._is_pinned(name_of(runner.model))):
-                runner.kill()
+                runner.end()
         return not any(runner.is_ending for runner in near)
 
     def is_clear(self, attempt: Attempt) -> bool:
@@ -178,6 +178,17 @@ class RunnerPool:
         for runner in self.all():
             runner.queue.clear()
             runner.kill()
+
+    def end(self) -> float:
+        """End the runners whose model a server backs; return how long that may take."""
+        for runner in self.all():
+            if runner.ends_within_s:
+                runner.end()
+        return max((each.ends_within_s for each in self.all()), default=0.0)
+
+    @property
+    def has_servers(self) -> bool:
+        return any(each.ends_within_s for each in self.all())
 
     def tidy(self, now: float) -> None:
         """Kill runners that have been without work for `idle_s`, to free their memory: all that hold devices,

@@ -15,7 +15,8 @@ import msgspec
 
 from gpu_orchestrator.api.partial import LARGEST_MESSAGE, MOST_AHEAD, MOST_VALUES
 from gpu_orchestrator.apps.worker import frames
-from gpu_orchestrator.apps.worker.runners.output import NOBODY, OWN_THREAD, Key
+from gpu_orchestrator.apps.worker.runners.output import NOBODY, Key
+from gpu_orchestrator.apps.worker.task import OWN_THREAD
 
 PACE_S = 0.05
 """The first value of a task is sent at once, those that follow closely share a frame, and the last ones go as
