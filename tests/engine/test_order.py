@@ -2,9 +2,10 @@
 
 import pytest
 
+from gpu_orchestrator.core.device import LARGE_MIB
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.fair_share import BEGINNING_S, FairShare
-from gpu_orchestrator.engine.order import LARGE_MIB, FairBands, Order, PriorityThenTime
+from gpu_orchestrator.engine.order import FairBands, Order, PriorityThenTime
 from gpu_orchestrator.engine.queue import Queue, Waiting
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.builders import request

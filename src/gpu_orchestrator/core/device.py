@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 WHOLE = 1000
 """Milli-GPU of one whole device."""
+LARGE_MIB = 80 * 1024
+"""This much memory counts as much as a whole device: its real size is known only after placement."""
 
 
 @dataclass(frozen=True, slots=True)

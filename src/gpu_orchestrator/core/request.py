@@ -176,7 +176,8 @@ class GangTerms:
 class Request:
     """`key` identifies the request for good (a pod's UID, a task's id). Strategy and allocator are names;
     empty means the default. `neighbour` is what other pods' rules see of it. A member of a gang has its
-    terms; all members should have the same."""
+    terms; all members should have the same. `queue` is the one whose quota it counts against; empty means
+    none."""
 
     key: str
     shape: Shape
@@ -186,6 +187,7 @@ class Request:
     allocator: str = ""
     neighbour: "Neighbour | None" = field(default=None, hash=False)
     gang: GangTerms | None = None
+    queue: str = ""
 
 
 def request(
@@ -203,6 +205,7 @@ def request(
     allocator: str = "",
     neighbour: "Neighbour | None" = None,
     gang: GangTerms | None = None,
+    queue: str = "",
     **shape: Any,
 ) -> Request:
     """Build a request. A `share` (or `shared=True` with memory alone) makes it Shared, otherwise it is
@@ -217,7 +220,7 @@ def request(
         labels=tuple(sorted((labels or {}).items())),
         **shape,
     )
-    return Request(key, asked, priority, tenant, strategy, allocator, neighbour, gang)
+    return Request(key, asked, priority, tenant, strategy, allocator, neighbour, gang, queue)
 
 
 def pairs(amounts: Mapping[str, int] | Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:

@@ -31,6 +31,10 @@ class Cache:
     def holds(self, key: str) -> bool:
         return key in self._placements and key not in self.assumed
 
+    def on_node(self, name: str) -> list[Placement]:
+        """Return all placements on a node, be it known or not."""
+        return [self._placements[key] for key in self._on_node.get(name, ())]
+
     def placement(self, key: str) -> Placement | None:
         return self._placements.get(key)
 

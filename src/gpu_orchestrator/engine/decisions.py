@@ -26,7 +26,13 @@ class Bounds:
 class Decisions:
     def __init__(self, parts: Parts, choice: ModelChoice, bounds: Bounds) -> None:
         self._parts, self._choice, self._bounds = parts, choice, bounds
-        self._order, self._cache, self._fair_share = parts.order, parts.cache, parts.fair_share
+        self._order, self._cache, self._quota, self._fair_share = (
+            parts.order,
+            parts.cache,
+            parts.quota,
+            parts.fair_share,
+        )
+        self._fair_share = parts.fair_share
         self._models, self._rechecks, self._rng = parts.models, parts.rechecks, parts.rng
         self._queue, self._gangs, self._in_flight = parts.queue, parts.gangs, parts.in_flight
         self.last: Waiting | None = None
@@ -83,6 +89,8 @@ class Decisions:
         self._in_flight[key] = waiting
         self._fair_share.charge(waiting.flow, cost)
         self._queue.limits_changed(self._fair_share.take(key, waiting.flow, cost))
+        if waiting.request.queue:
+            self._quota.take(key, waiting.request.queue, answer)
         return Place(waiting.request, answer)
 
     def _decide_gang(self, speaker: Waiting, now: float, actions: list[Action]) -> None:

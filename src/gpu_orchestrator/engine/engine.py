@@ -9,14 +9,17 @@ A request is in exactly one of these states until it is held or removed. The sch
 task dispatcher each run one: they differ in where events come from and who performs the actions.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 
 from gpu_orchestrator.core.answer import Refusal, not_judged
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import why_not
 from gpu_orchestrator.core.policy import Policy, Rng
+from gpu_orchestrator.core.queue_usage import QueueUsage
+from gpu_orchestrator.core.queues import Queues
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.core.standing import current
 from gpu_orchestrator.engine.backoff import Backoff
@@ -31,6 +34,7 @@ from gpu_orchestrator.engine.model_choice import ModelChoice
 from gpu_orchestrator.engine.models import ModelRules, Models
 from gpu_orchestrator.engine.order import Order, PriorityThenTime
 from gpu_orchestrator.engine.parts import Parts
+from gpu_orchestrator.engine.quota import Quota
 from gpu_orchestrator.engine.scheduling_queue import SchedulingQueue, State
 
 
@@ -58,6 +62,7 @@ class Engine:
     ) -> None:
         self._cache, self._fair_share, self._gangs = Cache(), FairShare(), Gangs(backoff or Backoff())
         self.models = Models(models, self._cache)
+        self._quota = Quota(self._cache)
         self._queue = SchedulingQueue(self._fair_share, backoff or Backoff(), self.models.line)
         self._in_flight = InFlight(max_in_flight)
         self._parts = Parts(
@@ -66,6 +71,7 @@ class Engine:
             order or PriorityThenTime(),
             self._cache,
             self._fair_share,
+            self._quota,
             self.models,
             self._queue,
             self._gangs,
@@ -85,6 +91,16 @@ class Engine:
     def has_waiting(self) -> bool:
         """True if any request is active, parked or resting."""
         return len(self._queue) > 0 or self._gangs.has_waiting
+
+    @property
+    def queues(self) -> Queues:
+        """The queues with quota, as they are used now; only to be read."""
+        return self._quota.queues
+
+    def queue_usages(self) -> dict[str, QueueUsage]:
+        """Return what each queue with quota uses, borrows and lends."""
+        waiting = chain(self._queue.requests(), self._gangs.requests())
+        return self._quota.usages(Counter(each.queue for each in waiting))
 
     def prepare(self) -> None:
         """Update the standing of the last decided shape, so that the next decision like it is faster. Call

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.copies import Copy
 from gpu_orchestrator.core.node import Node
+from gpu_orchestrator.core.queue_terms import QueueTerms
 from gpu_orchestrator.core.request import GangTerms, Request
 
 
@@ -51,10 +52,11 @@ class RequestRemoved:
 @dataclass(frozen=True, slots=True)
 class PlacementObserved:
     """What a key holds in reality, placed by us or by others. If the `request` is given, the placement counts
-    against its flow."""
+    against its flow and its queue; without it, against this `queue`, empty for none."""
 
     placement: Placement
     request: Request | None = None
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,20 @@ class LimitChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueUpdated:
+    """What is declared of a queue now. A queue may come before its parent."""
+
+    terms: QueueTerms
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRemoved:
+    """The queue is gone. What is used in it stays counted; its requests wait until it is there again."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed, nothing else."""
 
@@ -114,6 +130,8 @@ Event = (
     | Placed
     | PlaceFailed
     | LimitChanged
+    | QueueUpdated
+    | QueueRemoved
     | Tick
 )
 

@@ -14,6 +14,7 @@ last, or one important member would take all others along. Kept by the engine.
 
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from gpu_orchestrator.core.answer import Placement, Refusal, not_judged
@@ -125,6 +126,13 @@ class Gangs:
 
     def stage(self, key: str) -> Stage:
         return self._gang_of[key].stage
+
+    def requests(self) -> Iterator[Request]:
+        """Return the members that wait, less one of each gang that is queued: the queue has its speaker."""
+        for gang in self._gangs.values():
+            yield from islice(
+                (each.request for each in gang.waiting.values()), int(gang.stage == "queued"), None
+            )
 
     def counts(self) -> dict[Literal["active", "parked"], int]:
         """Return how many members are in each state, without the speakers, which the queue counts."""

@@ -4,6 +4,7 @@ failed. Nothing is decided here. Used by the engine."""
 from itertools import count
 
 from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.node import Node
 from gpu_orchestrator.core.request import GangTerms, Request
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.events import Action, Event, Refuse, RequestAdded
@@ -14,7 +15,13 @@ from gpu_orchestrator.engine.queue import Waiting
 class Intake:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._order, self._cache, self._fair_share = parts.order, parts.cache, parts.fair_share
+        self._order, self._cache, self._quota, self._fair_share = (
+            parts.order,
+            parts.cache,
+            parts.quota,
+            parts.fair_share,
+        )
+        self._fair_share = parts.fair_share
         self._models, self._rechecks, self._rng = parts.models, parts.rechecks, parts.rng
         self._queue, self._gangs, self._in_flight = parts.queue, parts.gangs, parts.in_flight
         self._left: dict[str, RequestAdded | None] = {}
@@ -34,31 +41,39 @@ class Intake:
                 self._remove(room)
                 self._parts.first.append(key)
             case events.NodeUpdated(node):
-                if self._cache.set_node(node):
-                    self._wake(node.name, observed=True)
+                self._set_node(node)
             case events.NodeRemoved(name):
                 self._cache.remove_node(name)
                 self._models.forget(name)
-            case events.PlacementObserved() | events.CopiesObserved() | events.MemberObserved():
-                self._observe(event, now)
             case events.PlaceFailed(key):
                 self._place_failed(key, now, actions)
-            case events.LimitChanged(flow, most):
-                self._queue.limits_changed(self._fair_share.allow(flow, most))
             case events.Tick():
                 self._parts.rows_at_tick = self._cache.cluster.rows_judged
+            case _:
+                self._observe(event, now)
 
-    def _observe(
-        self, event: events.PlacementObserved | events.CopiesObserved | events.MemberObserved, now: float
-    ) -> None:
+    def _observe(self, event: Event, now: float) -> None:
         match event:
-            case events.PlacementObserved(placement, request):
-                self._hold(placement, request)
+            case events.PlacementObserved(placement, request, queue):
+                self._hold(placement, request, request.queue if request else queue)
             case events.CopiesObserved(node, copies, most):
                 self._models.observe(node, copies, most, now)
                 self._wake(node if node in self._cache.cluster else None)
             case events.MemberObserved(key, node, gang):
                 self._observe_member(key, node, gang, now)
+            case events.LimitChanged(flow, most):
+                self._queue.limits_changed(self._fair_share.allow(flow, most))
+            case events.QueueUpdated(terms):
+                self._quota.queues.update(terms)
+            case events.QueueRemoved(name):
+                self._quota.queues.remove(name)
+
+    def _set_node(self, node: Node) -> None:
+        is_new = node.name not in self._cache.cluster
+        if self._cache.set_node(node):
+            if is_new:
+                self._quota.count_again(node.name)
+            self._wake(node.name, observed=True)
 
     def _observe_member(self, key: str, node: str, gang: GangTerms, now: float) -> None:
         if (speaker := self._gangs.observed(key, node, gang, now)) is not None:
@@ -110,10 +125,11 @@ class Intake:
     def _release(self, key: str) -> None:
         self._gangs.ends(key)
         self._queue.limits_changed(self._fair_share.let_go(key))
+        self._quota.let_go(key)
         self._models.ended(key, self._parts.now)
         self._wake(self._cache.release(key))
 
-    def _hold(self, placement: Placement, request: Request | None) -> None:
+    def _hold(self, placement: Placement, request: Request | None, queue: str) -> None:
         key = placement.key
         self._in_flight.land(key)
         self._left.pop(key, None)
@@ -126,6 +142,7 @@ class Intake:
             self._queue.limits_changed(self._fair_share.take(key, flow, cost))
             if request.shape.model:
                 self._models.began(request, placement, self._parts.now, is_observed=True)
+        self._quota.take(key, queue, placement)
         self._wake(self._cache.hold(placement))
 
     def _placed(self, key: str, now: float, actions: list[Action]) -> None:
@@ -143,6 +160,7 @@ class Intake:
             return
         freed = self._cache.forget(key)
         self._queue.limits_changed(self._fair_share.let_go(key))
+        self._quota.let_go(key)
         self._models.ended(key, now, has_run=False)
         self._gangs.ends(key)
         if key in self._left:

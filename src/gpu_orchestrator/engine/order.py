@@ -10,11 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpu_orchestrator.core.device import WHOLE
+from gpu_orchestrator.core.device import LARGE_MIB, WHOLE
 from gpu_orchestrator.core.request import Request
 
-LARGE_MIB = 80 * 1024
-"""This much memory costs as much as a whole device: its real size is known only after placement."""
 LEAST = 0.01
 
 

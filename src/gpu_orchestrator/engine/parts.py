@@ -14,6 +14,7 @@ from gpu_orchestrator.engine.model_rechecks import ModelRechecks
 from gpu_orchestrator.engine.models import Models
 from gpu_orchestrator.engine.order import Order
 from gpu_orchestrator.engine.queue import Waiting
+from gpu_orchestrator.engine.quota import Quota
 from gpu_orchestrator.engine.scheduling_queue import SchedulingQueue
 
 
@@ -26,6 +27,7 @@ class Parts:
     order: Order
     cache: Cache
     fair_share: FairShare
+    quota: Quota
     models: Models
     queue: SchedulingQueue
     gangs: Gangs

@@ -5,13 +5,13 @@ parks it (`park`) or lets it rest (`rest`), and says so (`settle`). What becomes
 requests that fit there, in the same order as if all of them were active.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.policy import Policy
-from gpu_orchestrator.core.request import Shape
+from gpu_orchestrator.core.request import Request, Shape
 from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.backoff_queue import BackoffQueue
 from gpu_orchestrator.engine.fair_share import FairShare
@@ -38,6 +38,10 @@ class SchedulingQueue:
 
     def get(self, key: str) -> Waiting | None:
         return self._waiting.get(key)
+
+    def requests(self) -> Iterator[Request]:
+        """Return the requests that wait, gangs by one entry each."""
+        return (waiting.request for waiting in self._waiting.values())
 
     def state_of(self, waiting: Waiting) -> State:
         if waiting.rests_until is not None:

@@ -1,0 +1,303 @@
+"""Queues with quota, as a tree: what each uses, what it may still use, and why it may use no more.
+
+Kept by the engine, which says what is placed and what is released. A queue may always be used as far as it
+is guaranteed, further only if it borrows, and never beyond its limit; the same holds for all queues above
+it. Amounts are milli-GPUs. A queue that makes no sense (unknown parent, circle, absurd numbers) raises
+nothing: it admits nothing, and `problem` says why."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.device import LARGE_MIB, WHOLE
+from gpu_orchestrator.core.queue_terms import ALL, Budget, QueueTerms, guarantee, least, limit, most, together
+from gpu_orchestrator.core.request import Shape
+
+MOST_DEPTH = 8
+"""Queues above each other. Each costs every placement below it."""
+MOST_NAMED = 64
+"""With more queues below it than this, it is not worth the time to say which of them borrow."""
+NO_BUDGET = Budget(0.0, {}, 0.0)
+
+Amounts = tuple[tuple[str, int], ...]
+"""Milli-GPUs by model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """A request may not start because of the budget of the queue `at`, for GPUs of this model."""
+
+    at: str
+    model: str
+    message: str
+
+
+class QueueNode:
+    """One queue of the tree. `path` begins with itself and ends at the top."""
+
+    __slots__ = ("cap", "children", "guaranteed", "name", "path", "problem", "terms", "total", "used")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.terms: QueueTerms | None = None
+        self.problem = ""
+        self.path: tuple[QueueNode, ...] = (self,)
+        self.children: list[QueueNode] = []
+        self.guaranteed = self.cap = NO_BUDGET
+        self.total, self.used = 0, dict[str, int]()
+
+    def add(self, amounts: Amounts, sign: int) -> None:
+        for model, milli in amounts:
+            self.total += sign * milli
+            self.used[model] = self.used.get(model, 0) + sign * milli
+
+    def over(self, model: str) -> float:
+        """Return how much must go before the use of this model is guaranteed; 0 or less if it is."""
+        guaranteed = self.guaranteed
+        return max(self.total - guaranteed.total, self.used.get(model, 0) - guaranteed.of(model))
+
+    @property
+    def borrowed(self) -> float:
+        """Return how much of all models is used beyond what is guaranteed."""
+        by_model = sum(max(milli - self.guaranteed.of(model), 0) for model, milli in self.used.items())
+        return max(self.total - self.guaranteed.total, by_model, 0)
+
+    @property
+    def is_below(self) -> bool:
+        """Return True if it uses less than it is guaranteed."""
+        return self.total < self.guaranteed.total
+
+
+class Queues:
+    def __init__(self) -> None:
+        self._nodes: dict[str, QueueNode] = {}
+        self._held: dict[str, tuple[str, Amounts]] = {}
+        self._is_settled = True
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    # --- the tree ----------------------------------------------------------------------------------------
+
+    def update(self, terms: QueueTerms) -> bool:
+        """Set what is declared of a queue; return False if that is known."""
+        node = self._nodes.get(terms.name) or self._new(terms.name)
+        if node.terms == terms:
+            return False
+        node.terms, self._is_settled = terms, False
+        return True
+
+    def remove(self, name: str) -> bool:
+        """Forget a queue; what is used in it stays counted. Return False if it was not known."""
+        node = self._nodes.get(name)
+        if node is None or node.terms is None:
+            return False
+        node.terms, self._is_settled = None, False
+        return True
+
+    def names(self) -> list[str]:
+        """Return the queues that are declared."""
+        return [name for name, node in self._nodes.items() if node.terms is not None]
+
+    def node(self, name: str) -> QueueNode | None:
+        self._settle()
+        return self._nodes.get(name)
+
+    def problem(self, name: str) -> str:
+        """Return why this queue admits nothing, whatever is used; empty if it does."""
+        node = self.node(name)
+        return f"queue {name}: does not exist" if node is None else node.problem
+
+    def top(self) -> list[QueueNode]:
+        """Return the queues that have no parent."""
+        self._settle()
+        return [node for node in self._nodes.values() if node.terms is not None and len(node.path) == 1]
+
+    # --- what is used ------------------------------------------------------------------------------------
+
+    def take(self, key: str, queue: str, amounts: Amounts) -> None:
+        """Count what this key holds; it replaces what it held before."""
+        if self._held:
+            self.let_go(key)
+        if queue:
+            self._held[key] = queue, amounts
+            self._count(queue, amounts, 1)
+
+    def let_go(self, key: str) -> str:
+        """Stop counting what this key holds; return its queue, empty if it holds nothing in any."""
+        if (held := self._held.pop(key, None)) is None:
+            return ""
+        self._count(*held, -1)
+        return held[0]
+
+    def queue_of(self, key: str) -> str:
+        """Return the queue in which this key holds something."""
+        held = self._held.get(key)
+        return held[0] if held else ""
+
+    def _count(self, queue: str, amounts: Amounts, sign: int) -> None:
+        node = self._nodes.get(queue) or self._new(queue)
+        if not self._is_settled:
+            self._settle()  # counts all that is held now
+            return
+        for each in node.path:
+            each.add(amounts, sign)
+
+    # --- what may start ----------------------------------------------------------------------------------
+
+    def judge(
+        self, queue: str, milli: int, models: tuple[str, ...], known: Callable[[], Iterable[str]]
+    ) -> Full | tuple[str, ...] | None:
+        """Return why no request for this much of any of these models may start, on which models it may, or
+        None if on all of them. No `models` means all that are `known`."""
+        node = self.node(queue)
+        if node is None or node.problem:
+            return Full(queue, ALL, node.problem if node else f"queue {queue}: does not exist")
+        if not milli:
+            return None
+        has_models = False
+        for each in node.path:
+            if each.total + milli > each.cap.total:
+                return Full(each.name, ALL, _said(each, ALL, milli, node))
+            has_models = has_models or each.cap.has_models
+        return _narrowed(node, milli, models or tuple(known()), asked=models) if has_models else None
+
+    def _new(self, name: str) -> QueueNode:
+        node = self._nodes[name] = QueueNode(name)
+        self._is_settled = False
+        return node
+
+    def _settle(self) -> None:
+        if not self._is_settled:
+            self._is_settled = True
+            _connect(self._nodes)
+            self._drop_unused()
+            for node in sorted(self._nodes.values(), key=lambda each: -len(each.path)):
+                _set_budgets(node)
+                node.total, node.used = 0, {}
+            for queue, amounts in self._held.values():
+                for each in self._nodes[queue].path:
+                    each.add(amounts, 1)
+
+    def _drop_unused(self) -> None:
+        used = {queue for queue, _ in self._held.values()}
+        for name, node in list(self._nodes.items()):
+            if node.terms is None and name not in used:
+                del self._nodes[name]
+
+
+def _narrowed(
+    node: QueueNode, milli: int, models: tuple[str, ...], *, asked: tuple[str, ...]
+) -> Full | tuple[str, ...] | None:
+    may, full = [], None
+    for model in models:
+        at = next((each for each in node.path if each.used.get(model, 0) + milli > each.cap.of(model)), None)
+        if at is None:
+            may.append(model)
+        elif full is None:
+            full = Full(at.name, model, _said(at, model, milli, node))
+    if may or full is None:
+        return None if len(may) == len(models) else tuple(may)
+    if not asked and len(models) > 1:
+        return Full(full.at, ALL, f"{full.message}, and no more of any other model")
+    return full
+
+
+def _connect(nodes: Mapping[str, QueueNode]) -> None:
+    """Find out which queues are above which, and what is wrong with them."""
+    for node in nodes.values():
+        node.children, node.path, node.problem = [], (node,), ""
+    for node in nodes.values():
+        node.path, wrong = _path(node, nodes)
+        node.problem = f"queue {node.name}: {wrong}" if wrong else ""
+        if len(node.path) > 1:
+            node.path[1].children.append(node)
+
+
+def _path(node: QueueNode, nodes: Mapping[str, QueueNode]) -> tuple[tuple[QueueNode, ...], str]:
+    """Return the queue and those above it, or the queue alone and what is wrong with any of these."""
+    path, at, wrong = [node], node, ""
+    while True:
+        if at.terms is None:
+            return (node,), "does not exist" if at is node else f"queue {at.name} above it does not exist"
+        if at.terms.problem:
+            wrong = wrong or (at.terms.problem if at is node else f"queue {at.name} {at.terms.problem}")
+        if not at.terms.parent:
+            break
+        parent = nodes.get(at.terms.parent)
+        if parent is None:
+            return (node,), f"queue {at.terms.parent} above it does not exist"
+        if parent in path:
+            return (node,), "the queues above it form a circle"
+        path.append(parent)
+        at = parent
+        if len(path) > MOST_DEPTH:
+            return (node,), f"more than {MOST_DEPTH} queues are above each other"
+    return tuple(path), wrong
+
+
+def _set_budgets(node: QueueNode) -> None:
+    """Work out what a queue is guaranteed and may use; those below it are done."""
+    terms = node.terms
+    if terms is None or node.problem:
+        node.guaranteed = node.cap = NO_BUDGET
+        return
+    below = NO_BUDGET
+    for child in node.children:
+        below = together(below, child.guaranteed)
+    limited = limit(terms.limit)
+    node.guaranteed = least(most(guarantee(terms.guaranteed), below), limited)
+    node.cap = limited if terms.borrowing else least(limited, node.guaranteed)
+
+
+def _said(node: QueueNode, model: str, milli: int, asking: QueueNode) -> str:
+    """Return why a queue has no room for this much, for one below it or for itself."""
+    cap = node.cap.total if model == ALL else node.cap.of(model)
+    used = node.total if model == ALL else node.used.get(model, 0)
+    what = "GPUs" if model == ALL else model
+    if milli > cap:
+        return f"queue {node.name}: {gpus(milli)} {what} asked for, and it may use {gpus(cap)} at most"
+    of = "guaranteed " if node.terms is not None and not node.terms.borrowing else ""
+    said = f"queue {node.name}: {gpus(used)} of {gpus(cap)} {of}{what} used"
+    if len(node.children) > MOST_NAMED:
+        return said
+    return said + borrowers(each for each in node.children if each not in asking.path)
+
+
+def borrowers(nodes: Iterable[QueueNode]) -> str:
+    """Return who of these borrows how much, in words; the most first."""
+    found = sorted((-each.borrowed, each.name) for each in nodes if each.borrowed)
+    if not found:
+        return ""
+    (most_borrowed, name), others = found[0], found[1:]
+    more = f", {gpus(-sum(each for each, _ in others))} by others" if others else ""
+    return f", {gpus(-most_borrowed)} borrowed by {name}{more}"
+
+
+def gpus(milli: float) -> str:
+    return f"{milli / WHOLE:g}"
+
+
+def milli_of(shape: Shape) -> int:
+    """Return what a request of this shape counts: a part of a GPU by the larger of its share and its memory,
+    whose real part is known only after placement."""
+    return shape.gpus * per_device(shape.milli, shape.memory_mib, exclusive=shape.exclusive)
+
+
+def per_device(milli: int, memory_mib: int, *, exclusive: bool) -> int:
+    if exclusive:
+        return WHOLE
+    return min(max(milli, -(-memory_mib * WHOLE // LARGE_MIB), 1), WHOLE)
+
+
+def amounts_of(placement: Placement, models: Mapping[int, str], unnamed: str) -> Amounts:
+    """Return what a placement counts. `models` are those of the node's devices by id, `unnamed` that of GPUs
+    whose ids are not known."""
+    each = per_device(placement.milli, placement.memory_mib, exclusive=placement.exclusive)
+    counted: dict[str, int] = {}
+    for device in placement.devices:
+        model = models.get(device, "")
+        counted[model] = counted.get(model, 0) + each
+    if placement.unnamed:
+        counted[unnamed] = counted.get(unnamed, 0) + placement.unnamed * WHOLE
+    return tuple(counted.items())
