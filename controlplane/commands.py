@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 SERVICE_CIDR = "10.0.0.0/24"
 
+GANG_GATES = "GenericWorkload=true,GangScheduling=true"
+FIELD_GATES = "TopologyAwareWorkloadScheduling=true,WorkloadAwarePreemption=true"
+
 Command = Sequence[str | Path]
 
 
@@ -32,7 +35,12 @@ class Options:
     @property
     def gates(self) -> list[str]:
         """Return what turns kube-scheduler's own gangs on, which are off by default."""
-        return ["--feature-gates=GenericWorkload=true,GangScheduling=true"] if self.native_gangs else []
+        return [f"--feature-gates={GANG_GATES}"] if self.native_gangs else []
+
+    @property
+    def api_gates(self) -> list[str]:
+        """Return these, and what lets users write all fields of a PodGroup."""
+        return [f"--feature-gates={GANG_GATES},{FIELD_GATES}"] if self.native_gangs else []
 
 
 def all_parts(cluster: "Cluster", port: int, options: Options) -> dict[str, Command]:
@@ -97,7 +105,7 @@ def apiserver(cluster: "Cluster", port: int, options: Options) -> Command:
         # Otherwise it calls webhooks at the address of their Service, to which the host has no way.
         *(["--enable-aggregator-routing"] if options.dials_endpoints else []),
         *(["--runtime-config=scheduling.k8s.io/v1alpha2=true"] if options.native_gangs else []),
-        *options.gates,
+        *options.api_gates,
         *_admission(options),
     ]
 

@@ -217,12 +217,12 @@ if [[ $all ]]; then
     scheduler_state=$(state gpu-scheduler)
     release_claims "$scheduler_state"
   fi
-  for part in config/agent-mps config/default; do delete $part; done
+  for part in config/agent-mps config/scheduler-podgroups config/default; do delete $part; done
   clean_nodes
   unlabel_nodes
 else
   # The policies first: without a webhook they would refuse pods that nobody is left to serve.
-  for part in rbac manager ${scheduler:+policy webhook agent-mps scheduler}; do delete "config/$part"; done
+  for part in rbac manager ${scheduler:+policy webhook agent-mps scheduler-podgroups scheduler}; do delete "config/$part"; done
   if [[ $scheduler ]]; then
     # The webhook has made this one itself.
     kubectl delete secret gpu-scheduler-webhook-cert -n "$namespace" --ignore-not-found ${dry_run:+"$dry_run"}

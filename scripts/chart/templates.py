@@ -122,6 +122,11 @@ SCHEDULER_TEMPLATES = (
         ),
     ),
     Template("scheduler/role_binding.yaml", SCHEDULER, (_account(_SUBJECT, 3),)),
+    Template(
+        "scheduler-podgroups/role.yaml",
+        f"and {SCHEDULER} .Values.scheduler.podGroups",
+        (_account(_SUBJECT),),
+    ),
 )
 
 WEBHOOK_TEMPLATES = (

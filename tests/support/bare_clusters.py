@@ -1,4 +1,4 @@
-"""Clusters of only an API server and etcd, lent to one test after the other.
+"""Clusters of only an API server and etcd, lent to one test after the other. They serve PodGroups.
 
 To start one and to install what ships takes seconds of CPU, to empty one a tenth of a second. No controller
 runs in it: bound pods stay as they are, and a namespace that a test deletes would stay forever.
@@ -19,6 +19,7 @@ OBJECTS = (
     f"/apis/coordination.k8s.io/v1/namespaces/{installation.SYSTEM}/leases",
     "/apis/gpu.scheduling/v1/gpuclaims",
     stages.REPORTS,
+    stages.POD_GROUPS.replace("namespaces/{}/", ""),
 )
 """What a scheduler of the next test would take for its own."""
 
@@ -57,7 +58,9 @@ class Lender:
 
     def _start(self) -> Bare:
         with ExitStack() as stack:
-            cluster = stack.enter_context(Cluster.start(toolbox=self._toolbox, node_lifecycle=False))
+            cluster = stack.enter_context(
+                Cluster.start(toolbox=self._toolbox, node_lifecycle=False, native_gangs=True)
+            )
             stages.install(cluster)
             installation.install(cluster, installation.ONLY_CLOSED, without=("webhook",))
             return Bare(cluster, cluster.contents(), stack.pop_all())

@@ -11,10 +11,11 @@ import pytest
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.informer.overlay import Overlay
 from gpu_orchestrator.adapters.kube.informer.store import Change, Store
-from gpu_orchestrator.api import claims, volumes
+from gpu_orchestrator.api import claims
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import CsiNode, Lease, Namespace, Node, Pod, VolumeClaim
+from gpu_orchestrator.api.podgroup import PodGroup
 from gpu_orchestrator.api.volumes import StorageClass, Volume
 from gpu_orchestrator.api.wire import Object
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, PodEnded
@@ -24,12 +25,10 @@ from gpu_orchestrator.apps.scheduler.cycle import pod_request
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
 from gpu_orchestrator.apps.scheduler.cycle.shared import CoordinatorConfig
 from gpu_orchestrator.apps.scheduler.informers import (
+    POD_INDICES,
     VOLUME_CLAIM_INDICES,
     VOLUME_INDICES,
     Stores,
-    claims_of,
-    rules_of,
-    waiting_in,
 )
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.policies.registry import Registry
@@ -92,11 +91,11 @@ class World:
         max_rows: float = inf,
         clock: Callable[[], float] | None = None,
         max_in_flight: int = 1_000_000,
+        no_groups: str = "",
         **config: Any,
     ) -> None:
-        self.pods: Store[Pod] = Store(
-            {"claim": claims_of, "volume": volumes.claims_of, "rule": rules_of, "waiting": waiting_in}
-        )
+        self.pods: Store[Pod] = Store(POD_INDICES)
+        self.pod_groups: Store[PodGroup] = Store()
         self.nodes: Store[Node] = Store()
         self.claims: Store[GpuClaim] = Store({"pod": lambda each: [claims.reserved_for(each)]})
         self.node_statuses: Store[GpuNodeStatus] = Store()
@@ -117,6 +116,8 @@ class World:
             self.namespaces,
             self.csi_nodes,
             self.storage_classes,
+            self.pod_groups,
+            lambda: no_groups,
         )
         self.executor = RecordingExecutor()
         engine = Engine(
@@ -146,6 +147,10 @@ class World:
     def node(self, seen: Node) -> None:
         for change in self.nodes.put(seen):
             self.coordinator.nodes.on_node(*change)
+
+    def pod_group(self, seen: PodGroup) -> None:
+        for change in self.pod_groups.put(seen):
+            self.coordinator.on_pod_group(*change)
 
     def report(self, seen: GpuNodeStatus) -> None:
         for change in self.node_statuses.put(seen):
@@ -238,7 +243,7 @@ def watch_judgements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def stores_of(*objects: VolumeClaim | Volume | StorageClass | Node | Pod) -> Stores:
     """Return stores with these objects and nothing else."""
     stores = Stores(
-        Store({"claim": claims_of, "volume": volumes.claims_of, "rule": rules_of}),
+        Store(POD_INDICES),
         Store(),
         Store(),
         Store(),

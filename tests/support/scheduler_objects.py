@@ -8,6 +8,7 @@ import msgspec
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
 from gpu_orchestrator.api.kubernetes import Node, Pod, VolumeClaim
+from gpu_orchestrator.api.podgroup import PodGroup
 from gpu_orchestrator.api.volumes import StorageClass, Volume
 
 _versions = count(1)
@@ -49,6 +50,16 @@ def node(
     }
     meta = {**_meta(name, annotations=annotations or {}, labels=labels or {}), "namespace": ""}
     return msgspec.convert({"metadata": meta, "spec": spec, "status": status}, Node)
+
+
+def pod_group(
+    name: str, least: int | None = 2, *, generation: int = 1, status: Any = None, **spec: Any
+) -> PodGroup:
+    """Return a PodGroup; without `least` its pods start one by one."""
+    policy: dict[str, Any] = {"basic": {}} if least is None else {"gang": {"minCount": least}}
+    made = {"schedulingPolicy": policy, **spec}
+    body = {"metadata": _meta(name, generation=generation), "spec": made, "status": status or {}}
+    return msgspec.convert(body, PodGroup)
 
 
 def claim(

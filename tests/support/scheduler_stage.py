@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 SYSTEM = names.NAMESPACE
 CLAIMS = "/apis/gpu.scheduling/v1/namespaces/{}/gpuclaims"
+POD_GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/{}/podgroups"
 REPORTS = "/apis/gpu.scheduling/v1/gpunodestatuses"
 WORKLOADS = "/apis/gpu.warp.dev/v1alpha1/gpuworkloads"
 EXAMPLES = ROOT / "examples"
@@ -58,6 +59,15 @@ def claim(name: str, count: int = 1, *, topology: Json | None = None, **devices:
     if topology:
         spec["topology"] = topology
     return {"apiVersion": "gpu.scheduling/v1", "kind": "GpuClaim", "metadata": {"name": name}, "spec": spec}
+
+
+def pod_group(name: str, least: int, **spec: Any) -> Json:
+    return {
+        "apiVersion": "scheduling.k8s.io/v1alpha2",
+        "kind": "PodGroup",
+        "metadata": {"name": name},
+        "spec": {"schedulingPolicy": {"gang": {"minCount": least}}, **spec},
+    }
 
 
 def example(name: str) -> list[Json]:
@@ -202,8 +212,11 @@ class Stage:
                 return body
 
     def _create(self, body: Json) -> Json:
-        path = self.pods_path if body["kind"] == "Pod" else CLAIMS.format(self.namespace)
-        return self.cluster.api.request("POST", path, body)
+        paths = {"Pod": self.pods_path, "PodGroup": POD_GROUPS.format(self.namespace)}
+        return self.cluster.api.request("POST", paths.get(body["kind"], CLAIMS.format(self.namespace)), body)
+
+    def pod_group(self, name: str) -> Json:
+        return self.cluster.api.request("GET", f"{POD_GROUPS.format(self.namespace)}/{name}")
 
     def pods(self) -> dict[str, Json]:
         items = self.cluster.api.request("GET", self.pods_path)["items"]

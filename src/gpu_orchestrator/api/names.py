@@ -11,6 +11,9 @@ WARP_VERSION = "v1alpha1"
 SCHEDULING_GROUP = "gpu.scheduling"
 SCHEDULING_VERSION = "v1"
 
+# Kubernetes' own group of gangs.
+KUBE_SCHEDULING_GROUP = "scheduling.k8s.io"
+
 # Annotations with which a pod requests GPUs.
 CLAIM = "gpu.scheduling/claim"
 CLAIM_TEMPLATE = "gpu.scheduling/claim-template"

@@ -1,7 +1,6 @@
 """A Pod as the scheduler, the operator and the agent need it: where it may go, what it takes, its status.
 
-Features that we do not implement (resource claims, gangs …) are here only so that we notice a pod that uses
-them.
+Features that we do not implement (resource claims …) are here only so that we notice a pod that uses them.
 """
 
 # ruff: noqa: RUF012 - msgspec gives every object its own copy of a mutable default
@@ -172,7 +171,7 @@ class SchedulingGate(Wire, frozen=True, gc=False):
 
 
 class SchedulingGroup(Wire, frozen=True, gc=False):
-    """The gang that the pod belongs to."""
+    """The PodGroup that the pod belongs to."""
 
     pod_group_name: str = ""
 

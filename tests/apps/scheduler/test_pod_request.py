@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from gpu_orchestrator.api import gangs
 from gpu_orchestrator.api.free_volumes import FreeVolume
-from gpu_orchestrator.api.kubernetes import VolumeClaim
+from gpu_orchestrator.api.kubernetes import Pod, VolumeClaim
+from gpu_orchestrator.api.podgroup import PodGroup
 from gpu_orchestrator.api.volumes import StorageClass, Volume
 from gpu_orchestrator.apps.scheduler.cycle.pod_request import Others, Unschedulable, request_of
 from gpu_orchestrator.core.cluster import Cluster
@@ -46,6 +48,12 @@ class Volumes:
     def binding_for(self, claim: str) -> str:
         return ""
 
+    def group_of(self, pod: Pod) -> PodGroup | None:
+        return None
+
+    def no_group(self, pod: Pod) -> str:
+        return f"PodGroup {gangs.group_key(pod)} does not exist; create it"
+
     def namespaces_with(self, labels: tuple[Expression, ...]) -> frozenset[str]:
         return frozenset({"one", "two"} if labels else ())
 
@@ -78,7 +86,9 @@ TOO_LONG: dict[str, dict[str, Any]] = {
         pytest.param({"gpus": "-1"}, "write a number from 1 to 64", id="negative"),
         pytest.param({"gpus": 1, "resourceClaims": [{"name": "r"}]}, "spec.resourceClaims", id="DRA"),
         pytest.param(
-            {"gpus": 1, "schedulingGroup": {"podGroupName": "g"}}, "a gang (spec.schedulingGroup)", id="group"
+            {"gpus": 1, "schedulingGroup": {"podGroupName": "g"}},
+            "PodGroup default/g does not exist",
+            id="group",
         ),
         pytest.param(
             {"gpus": 1, "containers": [{"resources": {"limits": {"amd.com/gpu": "1"}}}]},

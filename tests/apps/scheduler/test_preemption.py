@@ -17,6 +17,7 @@ from gpu_orchestrator.adapters.kube.transport.base import Answer, Request, Strea
 from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import timestamps
 from gpu_orchestrator.api.kubernetes import Pod
+from gpu_orchestrator.api.podgroup import PodGroup
 from gpu_orchestrator.apps.scheduler.actions import Bound
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.controllers.preemption import RETRY_S, PreemptionController
@@ -24,10 +25,10 @@ from gpu_orchestrator.apps.scheduler.controllers.release import EndedPod
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.cycle import preemptible
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
-from gpu_orchestrator.core.victims import Steps
+from gpu_orchestrator.core.victims import Evictable, Steps
 from tests.support.builders import whole
 from tests.support.scheduler_harness import World
-from tests.support.scheduler_objects import node, pod
+from tests.support.scheduler_objects import node, pod, pod_group
 
 pytestmark = pytest.mark.looptime
 
@@ -185,15 +186,39 @@ def test_member_that_never_ends_does_not_keep_its_gang_from_being_evicted() -> N
         pod(f"m{at}", node="a", gang="g", gang_size=3, gpus=1, meta=stuck if at == 2 else None)
         for at in range(3)
     ]
-    steps = preemptible.evictables(
-        members,
-        lambda each: (whole(each.metadata.uid, "a", 0),),
-        lambda each: None,
-        (),
-        datetime.now(UTC),
-    )
-    (found,) = finished(steps)
+    (found,) = evictables(members)
     assert {each.key for each in found.placements} == {"uid-m0", "uid-m1"}
+
+
+@pytest.mark.parametrize(
+    ("group", "wanted"),
+    [
+        pytest.param(
+            pod_group("g", 2, disruptionMode="PodGroup", priority=7), [{"uid-m0", "uid-m1"}], id="whole"
+        ),
+        pytest.param(pod_group("g", 2, priority=7), [{"uid-m0"}, {"uid-m1"}], id="each alone"),
+    ],
+)
+def test_pods_of_a_group_are_evicted_as_it_says_and_by_its_priority(
+    group: PodGroup, wanted: list[set[str]]
+) -> None:
+    members = [pod(f"m{at}", node="a", gpus=1, schedulingGroup={"podGroupName": "g"}) for at in range(2)]
+    found = evictables(members, group)
+    assert [{each.key for each in one.placements} for one in found] == wanted
+    assert {each.priority for each in found} == {7}
+
+
+def evictables(pods: list[Pod], group: PodGroup | None = None) -> list[Evictable]:
+    return finished(
+        preemptible.evictables(
+            pods,
+            lambda each: (whole(each.metadata.uid, "a", 0),),
+            lambda each: None,
+            lambda each: group,
+            (),
+            datetime.now(UTC),
+        )
+    )
 
 
 def finished(steps: Steps[T]) -> T:

@@ -72,6 +72,7 @@ def all_on() -> Json:
         **TAG,
         "clusterManager": {"enabled": True},
         "agent": {"mps": {"enabled": True}},
+        "scheduler": {"podGroups": True},
         "mutatingPolicy": {"enabled": True},
         "webhook": {"autoscaling": {"enabled": True}, "certificates": "cert-manager"},
         "monitoring": {
@@ -86,6 +87,7 @@ EVERYTHING = (
     "cluster-manager",
     "-agent",
     "agent-mps",
+    "scheduler-podgroups",
     "-webhook",
     "webhook-cert-manager",
     "webhook-autoscaling",

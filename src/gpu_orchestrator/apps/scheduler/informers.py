@@ -3,14 +3,16 @@
 Every replica keeps its watches running, so that a new leader need not list first.
 """
 
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_orchestrator.adapters.kube.client import Client
+from gpu_orchestrator.adapters.kube.informer.optional import OptionalWatch
 from gpu_orchestrator.adapters.kube.informer.store import Store
 from gpu_orchestrator.adapters.kube.informer.watch import Watch
-from gpu_orchestrator.api import claims, first_consumer, free_volumes, neighbours, volumes
+from gpu_orchestrator.api import claims, first_consumer, free_volumes, gangs, neighbours, volumes
 from gpu_orchestrator.api.free_volumes import FreeVolume
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS, GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES, GpuNodeStatus
@@ -28,6 +30,7 @@ from gpu_orchestrator.api.kubernetes import (
     Pod,
     VolumeClaim,
 )
+from gpu_orchestrator.api.podgroup import POD_GROUPS, PodGroup
 from gpu_orchestrator.api.volumes import STORAGE_CLASSES, VOLUMES, StorageClass, Volume
 from gpu_orchestrator.core.request import Expression
 
@@ -127,6 +130,9 @@ class Stores:
     namespaces: Store[Namespace] = field(default_factory=Store)
     csi_nodes: Store[CsiNode] = field(default_factory=Store)
     storage_classes: Store[StorageClass] = field(default_factory=Store)
+    pod_groups: Store[PodGroup] = field(default_factory=Store)
+    no_groups: Callable[[], str] = lambda: ""
+    """Returns why PodGroups are not watched; empty if they are."""
     promised: Promised = field(default_factory=Promised)
     _offers: Offers = field(default_factory=Offers, repr=False)
     _selections: Selections = field(default_factory=Selections, repr=False)
@@ -162,6 +168,18 @@ class Stores:
     def namespaces_with(self, labels: tuple[Expression, ...]) -> frozenset[str]:
         """Return the names of the namespaces that meet these conditions."""
         return self._selections.find(self.namespaces, labels)
+
+    def group_of(self, pod: Pod) -> PodGroup | None:
+        """Return the PodGroup that the pod is in."""
+        name = gangs.group_key(pod)
+        return self.pod_groups.get(name) if name else None
+
+    def no_group(self, pod: Pod) -> str:
+        """Return what is said to a pod whose PodGroup is not known."""
+        said = f"PodGroup {claims.shortened(gangs.group_key(pod))}"
+        if absent := self.no_groups():
+            return f"the pod is in {said}, and {absent}"
+        return f"{said} does not exist; create it"
 
     def claim_of(self, pod: Pod) -> GpuClaim | None:
         """Return the claim or template that the pod names."""
@@ -208,8 +226,8 @@ class Watches:
         self.storage_classes = Watch(client, STORAGE_CLASSES)
         self.namespaces = Watch(client, NAMESPACES)
         self.csi_nodes = Watch(client, CSI_NODES)
-        indices = {"claim": claims_of, "volume": volumes.claims_of, "rule": rules_of, "waiting": waiting_in}
-        self.pods = Watch(client, PODS, fields=NOT_ENDED, indices=indices)
+        self.pod_groups = OptionalWatch(client, POD_GROUPS)
+        self.pods = Watch(client, PODS, fields=NOT_ENDED, indices=POD_INDICES)
         self.stores = Stores(
             pods=self.pods.store,
             nodes=self.nodes.store,
@@ -221,13 +239,16 @@ class Watches:
             namespaces=self.namespaces.store,
             csi_nodes=self.csi_nodes.store,
             storage_classes=self.storage_classes.store,
+            pod_groups=self.pod_groups.store,
+            no_groups=lambda: self.pod_groups.absent,
         )
 
     @property
     def all(self) -> tuple[Watch[Any], ...]:
         """Return the watches in the order in which they must be complete before anything is decided."""
         volumes = self.volumes, self.volume_claims, self.storage_classes, self.csi_nodes
-        return self.nodes, self.node_statuses, self.claims, self.leases, *volumes, self.namespaces, self.pods
+        first = self.nodes, self.node_statuses, self.claims, self.leases
+        return *first, *volumes, self.namespaces, self.pod_groups, self.pods
 
 
 def claims_of(pod: Pod) -> list[str]:
@@ -247,3 +268,18 @@ def rules_of(pod: Pod) -> list[str]:
 def waiting_in(pod: Pod) -> list[str]:
     """Return the namespace of a pod that is not bound: an index of the pod store."""
     return [] if pod.spec.node_name else [pod.metadata.namespace]
+
+
+def groups_of(pod: Pod) -> list[str]:
+    """Return the key of the PodGroup of a pod: an index of the pod store."""
+    name = gangs.group_key(pod)
+    return [name] if name else []
+
+
+POD_INDICES = {
+    "claim": claims_of,
+    "volume": volumes.claims_of,
+    "rule": rules_of,
+    "waiting": waiting_in,
+    "group": groups_of,
+}

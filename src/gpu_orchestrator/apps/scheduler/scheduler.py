@@ -31,6 +31,7 @@ from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
 from gpu_orchestrator.apps.scheduler.controllers.gangs import GangController
 from gpu_orchestrator.apps.scheduler.controllers.health import HealthConfig, HealthController
 from gpu_orchestrator.apps.scheduler.controllers.node_capacity import NodeCapacity
+from gpu_orchestrator.apps.scheduler.controllers.pod_groups import PodGroupController
 from gpu_orchestrator.apps.scheduler.controllers.preemption import PreemptionController
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser, has_stopped
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
@@ -173,6 +174,14 @@ class Scheduler:
             HealthConfig(settings.on_unhealthy, self._agent_liveness.is_live, may_write, _now, clock),
             metrics=metrics,
         )
+        self._pod_groups = PodGroupController(
+            client.with_limits(patience_s=BRIEFLY_S),
+            stores,
+            pacer,
+            scheduler_name=settings.scheduler_name,
+            reason=self._why,
+            now=lambda: timestamps.seconds(datetime.now(UTC)),
+        )
         self._gangs = GangController(
             client.with_limits(patience_s=BRIEFLY_S),
             self.coordinator,
@@ -181,6 +190,7 @@ class Scheduler:
             may_write=may_write,
             clock=clock,
             wait_s=settings.gang_seconds,
+            evicts=self._pod_groups.starts_over,
         )
         self._preemption = PreemptionController(
             client.with_limits(patience_s=BRIEFLY_S),
@@ -191,6 +201,7 @@ class Scheduler:
             may_write=may_write,
             clock=clock,
             rng=rng,
+            evicts=self._pod_groups.preempted,
             ended_since=self._releaser.ended_since,
         )
         self._sweep = Sweeper(
@@ -228,6 +239,7 @@ class Scheduler:
                 self._releaser.run(),
                 self._claim_controller.run(),
                 self._reporter.run(),
+                self._pod_groups.run(),
                 sweeps,
                 capacity,
                 health,
@@ -256,6 +268,8 @@ class Scheduler:
         watches.leases.on_later_change(self._written_leases.observe)
         await watches.leases.on_change_in_slices(self._agent_liveness.on_lease, breath)
         await watches.leases.on_change_in_slices(self.coordinator.lease_index.on_lease, breath)
+        watches.pod_groups.on_later_change(self.coordinator.on_pod_group)
+        watches.pod_groups.on_switch(self.coordinator.on_pod_groups_switched)
         watches.pods.on_later_change(self._pod_status.on_pod)
         await watches.pods.on_change_in_slices(self.coordinator.on_pod, breath)
         await watches.pods.on_change_in_slices(self.coordinator.nominations.on_pod, breath)
@@ -269,6 +283,8 @@ class Scheduler:
         watches.pods.on_later_change(self._volume_binder.on_pod)
         watches.nodes.on_later_change(self._volume_binder.on_node)
         await watches.namespaces.on_change_in_slices(self.coordinator.on_namespace, breath)
+        await watches.pods.on_change_in_slices(self._pod_groups.on_pod, breath)
+        await watches.pod_groups.on_change_in_slices(self._pod_groups.on_pod_group, breath)
         await watches.pods.on_change_in_slices(self._claim_controller.on_pod, breath)
         watches.leases.on_later_change(self._claim_controller.on_lease)
         await watches.claims.on_change_in_slices(self._claim_controller.on_claim, breath)
@@ -292,6 +308,12 @@ class Scheduler:
 
     def _refused(self, pod: Pod) -> None:
         self._claim_controller.refused(pod)
+        self._pod_groups.refused(pod)
+
+    def _why(self, uid: str) -> tuple[str, bool]:
+        """Return why a pod waits, and whether that is an error: a strategy that failed, as a rule."""
+        refusal = self.coordinator.engine.why(uid)
+        return self.coordinator.pending.reason(uid), bool(refusal and refusal.error)
 
     def _pending_pod(self, uid: str) -> tuple[Pod, str] | None:
         why, pod = self.coordinator.pending.reason(uid), self.coordinator.our_pods.get(uid)

@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 
 class GangController:
-    """`may_write` returns whether we lead."""
+    """`may_write` returns whether we lead; `evicts` is called with each pod that is evicted."""
 
     def __init__(
         self,
@@ -37,10 +37,11 @@ class GangController:
         may_write: Callable[[], bool],
         clock: Callable[[], float],
         wait_s: float,
+        evicts: Callable[[Pod, str], None] = lambda pod, why: None,
     ) -> None:
         self._client, self._coordinator, self._reporter = client, coordinator, reporter
         self._metrics, self._may_write, self._clock, self._wait_s = metrics, may_write, clock, wait_s
-        self._since: dict[str, float] = {}
+        self._evicts, self._since = evicts, dict[str, float]()
 
     async def run(self, every_s: float) -> None:
         while True:
@@ -79,3 +80,4 @@ class GangController:
         else:
             log.warning("pod evicted", pod=key(pod), why=why)
             self._reporter.report_gang(pod, why)
+            self._evicts(pod, why)

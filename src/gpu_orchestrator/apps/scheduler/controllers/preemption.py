@@ -71,8 +71,8 @@ class Nomination:
 
 
 class PreemptionController:
-    """`may_write` returns whether we lead; `ended_since` the pods that ended since then, and whose devices
-    are not free yet."""
+    """`may_write` returns whether we lead; `evicts` is called with each pod that is evicted; `ended_since`
+    returns the pods that ended since then, and whose devices are not free yet."""
 
     def __init__(
         self,
@@ -85,12 +85,13 @@ class PreemptionController:
         may_write: Callable[[], bool],
         clock: Callable[[], float],
         rng: Rng,
+        evicts: Callable[[Pod, str], None] = lambda pod, why: None,
         ended_since: Callable[[float], Iterable[EndedPod]] = lambda moment: (),
     ) -> None:
         self._client, self._coordinator, self._pod_status = client, coordinator, pod_status
         self._reporter, self._metrics = reporter, metrics
         self._may_write, self._clock, self._rng = may_write, clock, rng
-        self._ended_since = ended_since
+        self._evicts, self._ended_since = evicts, ended_since
         self._nominated: dict[str, Nomination] = {}
         self._looked: dict[tuple[Shape, int], float] = {}
         """When no victims were found, by shape and priority."""
@@ -245,6 +246,7 @@ class PreemptionController:
             [pod for pod in ours if pod.spec.node_name],
             lambda pod: self._held(pod.metadata.uid, pod.spec.node_name),
             stores.claim_spec,
+            stores.group_of,
             guards,
             datetime.now(UTC),
         )
@@ -304,6 +306,7 @@ class PreemptionController:
             log.warning("pod not evicted", pod=key(pod), why=why, error=str(error))
             return False
         self._metrics.preemptions.labels("evicted").inc()
+        self._evicts(pod, why)
         log.warning("pod evicted", pod=key(pod), why=why)
         self._reporter.report_preemption(pod, names.PREEMPTED, why)
         return True

@@ -106,11 +106,18 @@ class BoundPods:
         self._count_in_gang(pod, pod.spec.node_name)
         self._surroundings.check_users(in_use)
 
+    def found_group(self, pods: Iterable[Pod]) -> None:
+        """Count bound pods as members of their PodGroup, which was not known before."""
+        for pod in pods:
+            if pod.spec.node_name and pod.metadata.uid in self._holdings:
+                self._count_in_gang(pod, pod.spec.node_name)
+
     def _count_in_gang(self, pod: Pod, node: str) -> None:
         """Tell the engine that a member of a gang has started. What cannot be read belongs to no gang."""
-        claim = self._shared.stores.claim_of(pod)
+        stores = self._shared.stores
+        claim = stores.claim_of(pod)
         try:
-            terms = gangs.terms(pod, claim.spec if claim else None)
+            terms = gangs.terms(pod, claim.spec if claim else None, stores.group_of(pod))
         except BadGpuRequest:
             return
         if terms is not None and pod.spec.scheduler_name == self._shared.config.scheduler_name:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
 
-from gpu_orchestrator.api import claims, first_consumer, translate
+from gpu_orchestrator.api import claims, first_consumer, gangs, translate
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Namespace, Pod, VolumeClaim
+from gpu_orchestrator.api.podgroup import PodGroup
 from gpu_orchestrator.api.volume_choice import VolumePlan
 from gpu_orchestrator.api.volumes import NotReady, Volume
 from gpu_orchestrator.api.wire import key
@@ -157,6 +158,18 @@ class Coordinator:
             claim = volume.spec.claim_ref
             self._check_unbound_pods(self.stores.pods.by("volume", f"{claim.namespace}/{claim.name}"))
             self.volume_plans.on_volume(old, new)
+
+    def on_pod_group(self, old: PodGroup | None, new: PodGroup | None) -> None:
+        """Check the pods of a PodGroup that came, went or says something else."""
+        if (group := new or old) is not None and not (old and new and old.spec == new.spec):
+            pods = self.stores.pods.by("group", key(group))
+            if old is None:
+                self._bound.found_group(pods)
+            self._check_unbound_pods(pods)
+
+    def on_pod_groups_switched(self) -> None:
+        """Check the pods with PodGroups: these can be read now, or no longer."""
+        self._check_unbound_pods([each for each in self.our_pods.values() if gangs.group_name(each)])
 
     def on_namespace(self, old: Namespace | None, new: Namespace | None) -> None:
         """Check the pods whose rules select namespaces by label."""

@@ -12,6 +12,7 @@ from gpu_orchestrator.api.claims import BadGpuRequest
 from gpu_orchestrator.api.gpuclaim import GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.pod import PodSpec
+from gpu_orchestrator.api.podgroup import PodGroup
 from gpu_orchestrator.api.quantity import BadQuantity
 from gpu_orchestrator.core.errors import InvalidRequest
 from gpu_orchestrator.core.pod_rules import PodTerm
@@ -31,7 +32,11 @@ class Unschedulable:
 
 
 class Known(first_consumer.Known, neighbours.Namespaces, Protocol):
-    """Looks up volumes and namespaces."""
+    """Looks up volumes, namespaces and PodGroups."""
+
+    def group_of(self, pod: Pod) -> PodGroup | None: ...
+
+    def no_group(self, pod: Pod) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,9 @@ def request_of(
     exists."""
     if refused := _pod_problem(pod) or _claim_problem(pod, claim, others.claim_user):
         return refused
+    group = known.group_of(pod)
+    if gangs.group_name(pod) and group is None:
+        return Unschedulable(known.no_group(pod))
     reach = first_consumer.reach(pod, known) if pod.spec.volumes else ()
     if isinstance(reach, volumes.NotReady):
         return Unschedulable(reach.why)
@@ -64,8 +72,10 @@ def request_of(
         itself = neighbours.neighbour(pod, known)
         rules = neighbours.rules(pod, itself, known, others.shunned_by)
         request = claims.request(pod, claim.spec if claim else None, itself)
-        if gang := gangs.terms(pod, claim.spec if claim else None):
+        if gang := gangs.terms(pod, claim.spec if claim else None, group):
             request = replace(request, gang=gang)
+        if group is not None and group.spec.priority is not None:
+            request = replace(request, priority=group.spec.priority)
         if not pod.spec.volumes and rules is None:
             return request
         attached = first_consumer.attached(pod, known) if pod.spec.volumes else ()
@@ -113,7 +123,6 @@ def unsupported(pod: Pod) -> list[str]:
     uses = {
         "spec.resourceClaims": bool(spec.resource_claims),
         f"a request for {'/'.join(_gpu_resources(spec))} beside a claim": bool(_gpu_resources(spec)),
-        "a gang (spec.schedulingGroup)": spec.scheduling_group is not None,
     }
     return [what for what, is_used in uses.items() if is_used]
 

@@ -13,6 +13,7 @@ from gpu_orchestrator.api import gangs, neighbours, timestamps
 from gpu_orchestrator.api.claims import BadGpuRequest
 from gpu_orchestrator.api.gpuclaim import GpuClaimSpec
 from gpu_orchestrator.api.kubernetes import DisruptionBudget, Pod
+from gpu_orchestrator.api.podgroup import PodGroup
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.pod_rules import Neighbour, PodSelector
@@ -63,12 +64,14 @@ def evictables(
     pods: Iterable[Pod],
     held: Callable[[Pod], tuple[Placement, ...]],
     claim_of: Callable[[Pod], GpuClaimSpec | None],
+    group_of: Callable[[Pod], PodGroup | None],
     guards: Sequence[Budget],
     now: datetime,
 ) -> Generator[None, None, list[Evictable]]:
     """Return these bound pods as what ends together, step by step. A gang has the highest priority of its
-    members: it is evicted whole, so for a pod between two priorities it stays. What ends anyway is not among
-    them, or its owner could keep a gang from being evicted by a member that never ends."""
+    members: it is evicted whole, so for a pod between two priorities it stays. The pods of a PodGroup end
+    together only if it says so. What ends anyway is not among them, or its owner could keep a gang from being
+    evicted by a member that never ends."""
     guarding: defaultdict[str, list[Budget]] = defaultdict(list)
     for guard in guards:
         for namespace in guard.pods.namespaces or ():
@@ -78,10 +81,11 @@ def evictables(
         yield
         if pod.metadata.deletion_timestamp or not (placements := held(pod)):
             continue
-        name = _together(pod, claim_of(pod))
+        group = group_of(pod)
+        name = _together(pod, claim_of(pod), group)
         covering = tuple(each.name for each in guarding[pod.metadata.namespace] if each.covers(pod))
         lost = _lost(pod, placements, now)
-        together[name].append(Evictable(name, placements, pod.spec.priority, lost, covering, 1))
+        together[name].append(Evictable(name, placements, gangs.priority(pod, group), lost, covering, 1))
     return [
         Evictable(
             name,
@@ -95,7 +99,10 @@ def evictables(
     ]
 
 
-def _together(pod: Pod, claim: GpuClaimSpec | None) -> str:
+def _together(pod: Pod, claim: GpuClaimSpec | None, group: PodGroup | None) -> str:
+    if gangs.group_name(pod):
+        is_whole = group is not None and group.is_evicted_whole
+        return f"group {gangs.group_key(pod)}" if is_whole else pod.metadata.uid
     try:
         terms = gangs.terms(pod, claim)
     except BadGpuRequest:
