@@ -22,6 +22,7 @@ from gpu_orchestrator.engine.events import (
     RequestRemoved,
     Tick,
 )
+from gpu_orchestrator.engine.gang_marks import MARKED
 from gpu_orchestrator.engine.gangs import MOST_KINDS, PATIENCE_S, STEPS_PER_S, PartlyStarted
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.builders import node, request, whole
@@ -337,3 +338,66 @@ def test_places_are_named_by_place_actions() -> None:
     [action] = [each for each in world.ask(member("m1"), member("m2")) if isinstance(each, PlaceGang)]
     assert action.gang == "g"
     assert all(isinstance(each, Place) for each in action.places)
+
+
+# --- marks: the next scheduler knows that a gang has begun --------------------------------------------------
+
+
+def test_few_members_are_marked_when_their_gang_has_begun_and_others_when_these_end() -> None:
+    world = World(node("a", 8))
+    world.ask(*(member(f"m{at}", 1, least=6) for at in range(6)))
+    world.tell(*(Placed(f"m{at}") for at in range(5)))
+    assert world.engine.to_mark() == []
+    world.tell(Placed("m5"))
+    first = world.engine.to_mark()
+    assert len(first) == MARKED
+    for each in first:
+        world.engine.marked(each)
+    assert world.engine.to_mark() == []
+    world.tell(RequestRemoved(first[0]))
+    (another,) = world.engine.to_mark()
+    assert another not in first
+
+
+def test_members_on_different_nodes_are_marked_first() -> None:
+    world = World(node("a", 8), *(node(name, 1) for name in "bcd"))
+    world.ask(*(member(f"m{at}", 1, least=11) for at in range(11)))
+    world.tell(*(Placed(f"m{at}") for at in range(11)))
+    held = {each: name for name in "abcd" for each in world.engine.cluster.held_on(name)}
+    assert {held[each] for each in world.engine.to_mark()} == set("abcd")
+
+
+def test_after_a_restart_the_marks_that_are_missing_are_written() -> None:
+    world = World(node("a", 8))
+    for at in range(3):
+        world.tell(MemberObserved(f"m{at}", "a", GangTerms("g", 3), is_marked=at == 0))
+    assert sorted(world.engine.to_mark()) == ["m1", "m2"]
+
+
+def test_gang_of_one_at_a_time_needs_no_mark() -> None:
+    world = World(node("a", 8))
+    world.ask(member("m1", least=1))
+    world.tell(Placed("m1"))
+    assert world.engine.to_mark() == []
+
+
+def test_after_a_restart_a_gang_that_has_begun_is_joined_by_one_that_takes_the_place_of_another() -> None:
+    """Two of three members have ended. Without the mark it looks like a gang that was bound by half."""
+    terms = GangTerms("g", 3)
+    world = World(*two_nodes())
+    world.tell(MemberObserved("m1", "a", terms, is_marked=True))
+    assert together(world.ask(member("m4", least=3))) == [{"m4"}]
+    world = World(*two_nodes())
+    world.tell(MemberObserved("m1", "a", terms))
+    assert together(world.ask(member("m4", least=3))) == []
+    assert world.engine.partly_started() == [PartlyStarted("g", 3, ("m1",))]
+    assert together(world.tell(MemberObserved("m1", "a", terms, is_marked=True))) == [{"m4"}]
+    assert world.engine.partly_started() == []
+
+
+def test_gang_that_has_ended_begins_again_also_under_the_same_name() -> None:
+    world = World(*two_nodes())
+    world.tell(MemberObserved("m1", "a", GangTerms("g", 2), is_marked=True))
+    world.tell(RequestRemoved("m1"))
+    assert together(world.ask(member("n1", 4))) == []
+    assert together(world.ask(member("n2", 4))) == [{"n1", "n2"}]

@@ -35,6 +35,11 @@ def priority(pod: Pod, group: PodGroup | None) -> int:
     return pod.spec.priority if given is None else given
 
 
+def is_marked(pod: Pod) -> bool:
+    """Return True if the pod carries the mark that its gang has begun."""
+    return any(each.type == names.GANG_BEGUN and each.status == "True" for each in pod.status.conditions)
+
+
 def terms(pod: Pod, claim: GpuClaimSpec | None, group: PodGroup | None = None) -> GangTerms | None:
     """Return the terms of the pod's gang; None if it belongs to none. `group` is its PodGroup. Raises
     `BadGpuRequest`."""

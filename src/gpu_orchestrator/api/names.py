@@ -34,6 +34,9 @@ LOCAL_DEVICES = "gpu.scheduling/local-devices"
 MPS_FOLDER = "gpu.scheduling/mps-folder"
 ANSWERING_ANNOTATIONS = (ALLOCATED, VISIBLE_DEVICES, LOCAL_DEVICES, MPS_FOLDER)
 
+# Condition of a few bound pods of a gang: it has begun.
+GANG_BEGUN = "gpu.scheduling/gang-begun"
+
 # Annotation of a pod whose share of a GPU is held by MPS, set by the webhook; and the label that such a pod
 # needs of a node, which only the agent's report gives.
 SHARING = "gpu.scheduling/sharing"

@@ -205,6 +205,14 @@ class Engine:
         """Return the gangs that hold places and began without enough members."""
         return self._gangs.partly_started(self._in_flight)
 
+    def to_mark(self) -> list[str]:
+        """Return the members of gangs that are to carry the mark that their gang has begun, for the next
+        scheduler. Tell `marked` of each that does."""
+        return self._gangs.to_mark()
+
+    def marked(self, key: str) -> None:
+        self._gangs.marked(key)
+
     def preloads(self, most: int, but: Collection[str] = ()) -> list[Place]:
         """Return where models that waiting requests name, and that are loaded nowhere, could be loaded now.
         Look at `most` of them at most, and at these not: `but`. The requests go on waiting; the copies are

@@ -62,11 +62,12 @@ class PlacementObserved:
 @dataclass(frozen=True, slots=True)
 class MemberObserved:
     """A member of a gang has started, placed by us or by others. `node` is where it runs, empty if it has
-    ended since. It counts until it is removed."""
+    ended since. It counts until it is removed. `is_marked`: it carries the mark that its gang has begun."""
 
     key: str
     node: str
     gang: GangTerms
+    is_marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from gpu_orchestrator.core.gang import SEARCH_STEPS, Gang, GangRefusal, decide_g
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import GangTerms, Request, Shape
 from gpu_orchestrator.engine.backoff import Backoff
+from gpu_orchestrator.engine.gang_marks import GangMarks
 from gpu_orchestrator.engine.parked_gangs import ParkedGangs
 from gpu_orchestrator.engine.queue import Waiting
 
@@ -53,8 +54,11 @@ class Members:
     ended_early: int = 0
     """Members that were placed and had ended before all others were."""
     has_begun: bool = False
+    marked: set[str] = field(default_factory=set)
+    """Members that carry the mark that the gang has begun."""
     has_observed: bool = False
-    """Members were placed before a restart or by others: then nobody knows how many began together."""
+    """Members were placed before a restart or by others: then nobody knows how many began together, unless
+    one carries the mark."""
     told: set[str] = field(default_factory=set)
     attempts: int = 0
     rests_until: float = 0.0
@@ -99,6 +103,7 @@ class Gangs:
         self._gangs: dict[str, Members] = {}
         self._gang_of: dict[str, Members] = {}
         self._parked = ParkedGangs()
+        self._marks = GangMarks()
         self._short: dict[str, float] = {}
         """When to tell the members of a gang that others are missing."""
         self._steps, self._steps_at = [SEARCH_STEPS], 0.0
@@ -208,17 +213,25 @@ class Gangs:
         """A member that was in flight runs, or has run already."""
         if (gang := self._gang_of.get(key)) is not None:
             gang.confirmed.add(key)
-            gang.has_begun = gang.has_begun or len(gang.confirmed) + gang.ended_early >= gang.terms.least
+            if not gang.has_begun and len(gang.confirmed) + gang.ended_early >= gang.terms.least:
+                gang.has_begun = True
+                self._marks.look_at(gang)
             gang.ended_early += has_ended
 
-    def observed(self, key: str, node: str, terms: GangTerms, now: float) -> Waiting | None:
+    def observed(
+        self, key: str, node: str, terms: GangTerms, now: float, *, is_marked: bool = False
+    ) -> Waiting | None:
         """A member was found running, placed before a restart or by others. Return the entry for the queue if
         those that wait are enough beside it."""
         gang = self._gangs.setdefault(terms.name, Members(terms))
         self._gang_of[key] = gang
         gang.has_observed = True
+        if is_marked:
+            gang.has_begun = True
+            gang.marked.add(key)
         self.starts(key, node)
         self.confirm(key)
+        self._marks.look_at(gang)
         return self._if_complete(gang, now)
 
     def ends(self, key: str) -> None:
@@ -229,12 +242,25 @@ class Gangs:
             gang.confirmed.discard(key)
             if not gang.started:
                 gang.has_begun, gang.ended_early = False, 0
+            if key in gang.marked:
+                gang.marked.discard(key)
+                self._marks.look_at(gang)
             self._drop_if_empty(gang)
 
     def _drop_if_empty(self, gang: Members) -> None:
         if not gang.waiting and not gang.started:
             self._gangs.pop(gang.terms.name, None)
             self._parked.remove(gang.terms.name)
+            self._marks.forget(gang)
+
+    def to_mark(self) -> list[str]:
+        """Return the members that are to carry the mark that their gang has begun, and do not yet."""
+        return self._marks.due()
+
+    def marked(self, key: str) -> None:
+        """This member carries the mark now."""
+        if (gang := self._gang_of.get(key)) is not None and key in gang.started:
+            gang.marked.add(key)
 
     def partly_started(self, in_flight: Container[str]) -> list[PartlyStarted]:
         """Return gangs that hold places and began without enough members: some wait, or were deleted while

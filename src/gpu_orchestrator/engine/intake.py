@@ -59,8 +59,8 @@ class Intake:
             case events.CopiesObserved(node, copies, most):
                 self._models.observe(node, copies, most, now)
                 self._wake(node if node in self._cache.cluster else None)
-            case events.MemberObserved(key, node, gang):
-                self._observe_member(key, node, gang, now)
+            case events.MemberObserved(key, node, gang, is_marked):
+                self._observe_member(key, node, gang, is_marked=is_marked)
             case events.LimitChanged(flow, most):
                 self._queue.limits_changed(self._fair_share.allow(flow, most))
             case events.QueueUpdated(terms):
@@ -75,8 +75,9 @@ class Intake:
                 self._quota.count_again(node.name)
             self._wake(node.name, observed=True)
 
-    def _observe_member(self, key: str, node: str, gang: GangTerms, now: float) -> None:
-        if (speaker := self._gangs.observed(key, node, gang, now)) is not None:
+    def _observe_member(self, key: str, node: str, gang: GangTerms, *, is_marked: bool = False) -> None:
+        now = self._parts.now
+        if (speaker := self._gangs.observed(key, node, gang, now, is_marked=is_marked)) is not None:
             self._queue.push(speaker)
 
     def _add(self, event: RequestAdded, now: float, actions: list[Action]) -> None:
@@ -137,7 +138,7 @@ class Intake:
             self._parts.take_out(waiting)
         if request is not None:
             if request.gang is not None:
-                self._observe_member(key, placement.node, request.gang, self._parts.now)
+                self._observe_member(key, placement.node, request.gang)
             flow, cost = self._order.flow(request), self._order.cost(request)
             self._queue.limits_changed(self._fair_share.take(key, flow, cost))
             if request.shape.model:

@@ -98,6 +98,38 @@ def test_kill_at_every_write_of_a_gang_leaves_all_or_none(
     assert set(invariants.check(history).binds.values()) == {1}
 
 
+def test_gang_that_has_begun_goes_on_after_a_restart_although_members_have_ended(
+    bare_stage: Stage, proxy: Proxy, scale: Scale
+) -> None:
+    """Killed at the write of a mark, and again when the marks are written; then two of three members are
+    gone, and one comes in their place. It looks like a gang that was bound by half, which is evicted."""
+    every = [(nth, moment) for nth in range(1, 4) for moment in MOMENTS]
+    bare_stage.gpu_nodes(3, gpus=2)
+    scheduler = bare_stage.scheduler(kubeconfig=proxy.kubeconfig, gangSeconds=1, **ALONE)
+    for number, (nth, moment) in enumerate(scale(test=[(2, "request")], accept=every)):
+        names = [f"g{number}-{at}" for at in range(3)]
+        kill = Call(lambda _: scheduler.kill(), at=moment, then=MOMENTS[moment])  # type: ignore[arg-type]
+        proxy.on("patch", "pods/status", nth=nth, do=kill)
+        bare_stage.create(*members(f"g{number}", 3, gpus=2))
+        until(lambda: not scheduler.is_running, f"killed at mark {nth}, {moment}")
+        proxy.heal()
+        scheduler.start()
+        until(lambda: all(is_marked(each) for each in bare_stage.pods().values()), "members are marked")
+        scheduler.kill()
+        bare_stage.delete(*names[1:], force=True)
+        (again,) = (each for each in members(f"g{number}", 3, gpus=2) if each["metadata"]["name"] == names[1])
+        bare_stage.create(again)
+        scheduler.start()
+        bare_stage.wait_bound(*names[:2])
+        assert "deletionTimestamp" not in bare_stage.pod(names[0])["metadata"]
+        bare_stage.delete(*bare_stage.pods(), force=True)
+        until(lambda: not bare_stage.leases(), "every lease is gone", 60)
+
+
+def is_marked(found: Json) -> bool:
+    return "gpu.scheduling/gang-begun" in {each["type"] for each in found["status"].get("conditions", ())}
+
+
 def test_gang_bound_in_part_starts_over_when_the_others_find_no_room(bare_stage: Stage, proxy: Proxy) -> None:
     """Killed between two binds; meanwhile a node has gone."""
     nodes = bare_stage.gpu_nodes(2, gpus=2)

@@ -40,6 +40,7 @@ Read the modules in this order:
   controllers/release        frees the devices of an ended pod when no process uses them any longer
   controllers/health         tells of unhealthy devices that pods have, and evicts the pods if that is wanted
   controllers/gangs          evicts what is bound of a gang whose other members find no room
+  controllers/gang_marks     marks members of gangs that have begun, for the next scheduler
   controllers/pod_groups     writes the conditions of PodGroups
   controllers/preemption     evicts pods of lower priority, and keeps their room for the pod that needs it
   controllers/node_capacity  writes into a node's status how many thousandths of GPUs it has

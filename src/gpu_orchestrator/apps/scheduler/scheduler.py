@@ -28,6 +28,7 @@ from gpu_orchestrator.apps.scheduler.binding.mps_gate import MpsGate
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.binding.volume_binder import VolumeBinder, Written
 from gpu_orchestrator.apps.scheduler.controllers.claims import ClaimController
+from gpu_orchestrator.apps.scheduler.controllers.gang_marks import GangMarker
 from gpu_orchestrator.apps.scheduler.controllers.gangs import GangController
 from gpu_orchestrator.apps.scheduler.controllers.health import HealthConfig, HealthController
 from gpu_orchestrator.apps.scheduler.controllers.node_capacity import NodeCapacity
@@ -192,6 +193,14 @@ class Scheduler:
             wait_s=settings.gang_seconds,
             evicts=self._pod_groups.starts_over,
         )
+        self._gang_marker = GangMarker(
+            client.with_limits(patience_s=BRIEFLY_S),
+            self.coordinator,
+            pacer,
+            metrics=metrics,
+            may_write=may_write,
+            now=lambda: timestamps.seconds(datetime.now(UTC)),
+        )
         self._preemption = PreemptionController(
             client.with_limits(patience_s=BRIEFLY_S),
             self.coordinator,
@@ -240,6 +249,7 @@ class Scheduler:
                 self._claim_controller.run(),
                 self._reporter.run(),
                 self._pod_groups.run(),
+                self._gang_marker.run(),
                 sweeps,
                 capacity,
                 health,

@@ -121,7 +121,8 @@ class BoundPods:
         except BadGpuRequest:
             return
         if terms is not None and pod.spec.scheduler_name == self._shared.config.scheduler_name:
-            self._feed(events.MemberObserved(pod.metadata.uid, node, terms))
+            is_marked = bool(node) and gangs.is_marked(pod)
+            self._feed(events.MemberObserved(pod.metadata.uid, node, terms, is_marked))
 
     def _is_bound_as(self, known: Placement, pod: Pod) -> bool:
         return known.node == pod.spec.node_name and known.neighbour == self._surroundings.neighbour(pod)
