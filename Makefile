@@ -103,7 +103,7 @@ accept: $(VENV)/ready tools ## The same scenarios at full scale; continues after
 bench-agent: $(VENV)/ready tools ## What a node agent costs its node, and 5,000 of them the API server [ARGS="--agents 100 --seconds 60"]
 	@$(BIN)/python -m benchmarks.agent $(ARGS)
 
-bench-bind: $(VENV)/ready tools ## Pods bound per second: gpu-scheduler beside kube-scheduler [ARGS="--who lease,plain"]
+bench-bind: $(VENV)/ready tools ## Pods bound per second: gpu-scheduler beside kube-scheduler [ARGS="--who lease --before ../old/src"]
 	@$(BIN)/python -m benchmarks.bind $(ARGS)
 
 bench-client: $(VENV)/bench/ready ## 10,000 tasks submitted and gathered in Python, beside Celery's and dramatiq's clients [ARGS=...]

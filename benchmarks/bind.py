@@ -6,6 +6,8 @@ audit log. Contenders take turns; a ratio compares neighbours in the same round,
 `ratio_*_cpu` compares the CPU of API server, etcd and scheduler until the last bind, which other load on the
 machine disturbs less than wall-clock time. Each scheduler authenticates as it is usually deployed:
 kube-scheduler with a client certificate, ours with the token of its ServiceAccount and the shipped rights.
+With `--before SRC`, the `src` folder of another checkout, the scheduler of that one takes turns as well, as
+`lease before` and so on; `ratio_lease_before` is how many times its rate this one has.
 """
 
 import argparse
@@ -40,6 +42,8 @@ KUBE = "kube-scheduler"
 OURS = ("lease", "binding", "claims")
 PLAIN = "plain"
 """Our scheduler as in `lease`, but with every request sent by aiohttp; see `plain_http.py`."""
+BEFORE = " before"
+"""Behind the name of a contender: the scheduler of the other checkout."""
 
 
 @dataclass(frozen=True)
@@ -105,17 +109,22 @@ class Log:
 
 
 class Bench:
-    """`profiles`: a folder for cProfile's results of our scheduler; the figures are then useless."""
+    """`before`: the code of the other checkout, if there is one. `profiles`: a folder for cProfile's results
+    of our scheduler; the figures are then useless."""
 
-    def __init__(self, cluster: Cluster, folder: Path, pods: int, profiles: Path | None) -> None:
-        self._cluster, self._folder, self._pods, self._profiles = cluster, folder, pods, profiles
+    def __init__(
+        self, cluster: Cluster, folder: Path, pods: int, *, before: Path | None, profiles: Path | None
+    ) -> None:
+        self._cluster, self._folder, self._pods = cluster, folder, pods
+        self._before, self._profiles = before, profiles
         self._token = cluster.service_account_kubeconfig(SYSTEM, "gpu-scheduler", valid_s=7200)
 
-    def measure(self, who: str) -> Result:
+    def measure(self, name: str) -> Result:
+        who = name.removesuffix(BEFORE)
         self._make_pods(who)
         user = "system:kube-scheduler" if who == KUBE else f"system:serviceaccount:{SYSTEM}:gpu-scheduler"
         log = Log(self._cluster.folder / "audit.log", user)
-        process = self._process(who)
+        process = self._process(who, is_before=name.endswith(BEFORE))
         process.start(wait=False)
         try:
             self._wait(log, 1)
@@ -128,9 +137,9 @@ class Bench:
             log.close()
             process.stop(timeout_s=10)
             self._clean(who)
-        return _result(who, log, _less(last, first), _less(done, last), rss_mb)
+        return _result(name, log, _less(last, first), _less(done, last), rss_mb)
 
-    def _process(self, who: str) -> Process:
+    def _process(self, who: str, *, is_before: bool) -> Process:
         if who == KUBE:
             return self._cluster.parts[KUBE]
         settings = {
@@ -144,7 +153,8 @@ class Bench:
         profiler = ["-m", "cProfile", "-o", str(self._profiles / f"{who}.prof")] if self._profiles else []
         module = "benchmarks.plain_http" if who == PLAIN else "gpu_orchestrator"
         command = [sys.executable, *profiler, "-m", module, "scheduler", f"--config={file}"]
-        return Process("ours", command, self._folder, {})
+        env = {"PYTHONPATH": str(self._before)} if is_before else {}
+        return Process("ours", command, self._folder, env)
 
     def _cpu(self, process: Process) -> dict[str, float]:
         parts = {name: self._cluster.parts[name].cpu_s for name in ("kube-apiserver", "etcd")}
@@ -220,7 +230,7 @@ def _result(who: str, log: Log, cpu: dict[str, float], rest: dict[str, float], r
 
 
 def run(
-    nodes: int, pods: int, rounds: int, who: tuple[str, ...], profiles: Path | None
+    nodes: int, pods: int, rounds: int, who: tuple[str, ...], *, before: Path | None, profiles: Path | None
 ) -> list[list[Result]]:
     parts = ("kube-controller-manager", KUBE)
     with Cluster.start(parts=parts, node_lifecycle=False) as cluster, tempfile.TemporaryDirectory() as folder:
@@ -228,7 +238,7 @@ def run(
         stages.install(cluster)
         prepare(cluster)
         cluster.gpu_nodes(nodes, static=True)
-        bench = Bench(cluster, Path(folder), pods, profiles)
+        bench = Bench(cluster, Path(folder), pods, before=before, profiles=profiles)
         return [list(_round(bench, who, number)) for number in range(rounds)]
 
 
@@ -266,6 +276,12 @@ def summary(rounds: list[list[Result]]) -> dict[str, Any]:
 
     figures: dict[str, Any] = {}
     for who in OURS:
+        if who + BEFORE in by:
+            figures[f"ratio_{who}_before"] = ratio(who, lambda each: each.bound_per_s, who + BEFORE)
+            figures[f"ratio_{who}_before_cpu"] = ratio(who, lambda each: 1 / _used(each.cpu_s), who + BEFORE)
+            figures[f"ratio_{who}_before_scheduler_cpu"] = ratio(
+                who, lambda each: 1 / _scheduler(each), who + BEFORE
+            )
         figures[f"ratio_{who}"] = ratio(who, lambda each: each.bound_per_s)
         figures[f"ratio_{who}_all_writes"] = ratio(who, lambda each: each.done_per_s)
         figures[f"ratio_{who}_cpu"] = ratio(who, lambda each: 1 / _used(each.cpu_s))
@@ -298,7 +314,7 @@ def table(rounds: list[list[Result]]) -> None:
         f"{'':15}{'bound/s':>9}{'done/s':>9}{'writes':>8}{'api CPU':>9}{'etcd':>7}{'sched':>7}{'RSS MB':>8}"
     )
     print(f"\n{head}")
-    for who in (KUBE, *OURS, PLAIN):
+    for who in (KUBE, *OURS, PLAIN, *(each + BEFORE for each in OURS)):
         them = [each for results in rounds for each in results if each.who == who]
         if them:
             middle = [
@@ -325,12 +341,16 @@ def main() -> None:
     parser.add_argument(
         "--who", default=",".join((KUBE, *OURS)), help=f"contenders, comma-separated; also {PLAIN}"
     )
+    parser.add_argument("--before", type=Path, metavar="SRC", help="the `src` folder of another checkout")
     parser.add_argument(
         "--profile", type=Path, metavar="FOLDER", help="write cProfile's results of our process there"
     )
     args = parser.parse_args()
     profiles = args.profile.resolve() if args.profile else None
-    results = run(args.nodes, args.pods, args.rounds, tuple(args.who.split(",")), profiles)
+    who, before = tuple(args.who.split(",")), args.before.resolve() if args.before else None
+    if before:
+        who += tuple(each + BEFORE for each in who if each in OURS)
+    results = run(args.nodes, args.pods, args.rounds, who, before=before, profiles=profiles)
     table(results)
     load = Path("/proc/loadavg").read_text().split()[0]
     print(json.dumps({"nodes": args.nodes, "pods": args.pods, "load": float(load), **summary(results)}))

@@ -49,8 +49,8 @@ PURE = {
 REAL = {
     "bench-agent": Toy("--seconds 1 --agents 2", {"cpu_percent", "memory_mb", "writes_per_minute"}),
     "bench-bind": Toy(
-        "--nodes 2 --pods 10 --rounds 1 --who kube-scheduler,lease,claims,plain",
-        {"ratio_lease", "ratio_plain"},
+        "--nodes 2 --pods 10 --rounds 1 --who kube-scheduler,lease,claims,plain --before src",
+        {"ratio_lease", "ratio_plain", "ratio_lease_before"},
     ),
     "bench-client": Toy("--tasks 20 --rounds 1 --peers dramatiq", {"ratio_dramatiq", "client_per_s"}),
     "bench-gang": Toy("--nodes 2 --sizes 4 --at-once 1 --rounds 1", {"ratio_gang_4", "seconds_4"}),
