@@ -46,7 +46,8 @@ class Refusal:
     """`reasons` count nodes by the first thing that keeps each from fitting, most frequent first. `never`
     means that no node of this cluster could take the request even if it were empty, ready and healthy.
     `error` is set if nothing was decided, because the policy raised or is unknown. `gang` is set for a member
-    of a gang: how far the whole of it came."""
+    of a gang: how far the whole of it came. `quota` is set if the request's queue has no room, or room for
+    some models only."""
 
     nodes: int
     reasons: tuple[tuple[str, int], ...] = ()
@@ -54,12 +55,17 @@ class Refusal:
     never: bool = False
     error: str = ""
     gang: str = ""
+    quota: str = ""
 
     @property
     def message(self) -> str:
         if self.gang:
-            return f"{self.gang}; for the next one {self._of_nodes}" if self.reasons else self.gang
-        return self._of_nodes
+            said = f"{self.gang}; for the next one {self._of_nodes}" if self.reasons else self.gang
+        elif self.quota and not (self.reasons or self.error):
+            return self.quota
+        else:
+            said = self._of_nodes
+        return f"{self.quota}; {said}" if self.quota else said
 
     @property
     def _of_nodes(self) -> str:

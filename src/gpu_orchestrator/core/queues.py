@@ -5,7 +5,7 @@ is guaranteed, further only if it borrows, and never beyond its limit; the same 
 it. Amounts are milli-GPUs. A queue that makes no sense (unknown parent, circle, absurd numbers) raises
 nothing: it admits nothing, and `problem` says why."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_orchestrator.core.answer import Placement
@@ -21,15 +21,19 @@ NO_BUDGET = Budget(0.0, {}, 0.0)
 
 Amounts = tuple[tuple[str, int], ...]
 """Milli-GPUs by model."""
+Wish = tuple[int, tuple[str, ...]]
+"""How many milli-GPUs are asked for, and the models that will do; none means all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """A request may not start because of the budget of the queue `at`, for GPUs of this model."""
+    """A request may not start because of the budget of the queue `at`, for GPUs of this model. `by_model`: a
+    budget for models is used up, so room in any queue above may help, for another model."""
 
     at: str
     model: str
     message: str
+    by_model: bool = False
 
 
 class QueueNode:
@@ -73,6 +77,12 @@ class Queues:
         self._nodes: dict[str, QueueNode] = {}
         self._held: dict[str, tuple[str, Amounts]] = {}
         self._is_settled = True
+        self.version = 0
+        """Changes whenever the answer of `judge` may have."""
+        self.freed: set[str] = set()
+        """Queues in which, or below which, something was let go; emptied by the caller."""
+        self.has_changed = False
+        """True if all queues may have more room; set to False by the caller."""
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -85,6 +95,7 @@ class Queues:
         if node.terms == terms:
             return False
         node.terms, self._is_settled = terms, False
+        self._note_change()
         return True
 
     def remove(self, name: str) -> bool:
@@ -93,7 +104,12 @@ class Queues:
         if node is None or node.terms is None:
             return False
         node.terms, self._is_settled = None, False
+        self._note_change()
         return True
+
+    def _note_change(self) -> None:
+        self.version += 1
+        self.has_changed = True
 
     def names(self) -> list[str]:
         """Return the queues that are declared."""
@@ -136,12 +152,15 @@ class Queues:
         return held[0] if held else ""
 
     def _count(self, queue: str, amounts: Amounts, sign: int) -> None:
+        self.version += 1
         node = self._nodes.get(queue) or self._new(queue)
         if not self._is_settled:
             self._settle()  # counts all that is held now
-            return
-        for each in node.path:
-            each.add(amounts, sign)
+        else:
+            for each in node.path:
+                each.add(amounts, sign)
+        if sign < 0:
+            self.freed.update([each.name for each in node.path])
 
     # --- what may start ----------------------------------------------------------------------------------
 
@@ -150,17 +169,24 @@ class Queues:
     ) -> Full | tuple[str, ...] | None:
         """Return why no request for this much of any of these models may start, on which models it may, or
         None if on all of them. No `models` means all that are `known`."""
+        found = self.judge_together(queue, ((milli, models),), known)
+        return found if isinstance(found, Full) else found[0]
+
+    def judge_together(
+        self, queue: str, wishes: Sequence[Wish], known: Callable[[], Iterable[str]]
+    ) -> Full | list[tuple[str, ...] | None]:
+        """Do for each of several requests what `judge` does, if all of them are to start at once. Each model
+        must have room for all that could use it."""
         node = self.node(queue)
         if node is None or node.problem:
             return Full(queue, ALL, node.problem if node else f"queue {queue}: does not exist")
-        if not milli:
-            return None
+        milli = sum(each for each, _ in wishes)
         has_models = False
         for each in node.path:
-            if each.total + milli > each.cap.total:
+            if milli and each.total + milli > each.cap.total:
                 return Full(each.name, ALL, _said(each, ALL, milli, node))
             has_models = has_models or each.cap.has_models
-        return _narrowed(node, milli, models or tuple(known()), asked=models) if has_models else None
+        return _narrowed(node, wishes, known) if milli and has_models else [None] * len(wishes)
 
     def _new(self, name: str) -> QueueNode:
         node = self._nodes[name] = QueueNode(name)
@@ -187,20 +213,41 @@ class Queues:
 
 
 def _narrowed(
-    node: QueueNode, milli: int, models: tuple[str, ...], *, asked: tuple[str, ...]
-) -> Full | tuple[str, ...] | None:
-    may, full = [], None
-    for model in models:
-        at = next((each for each in node.path if each.used.get(model, 0) + milli > each.cap.of(model)), None)
-        if at is None:
-            may.append(model)
-        elif full is None:
-            full = Full(at.name, model, _said(at, model, milli, node))
-    if may or full is None:
-        return None if len(may) == len(models) else tuple(may)
-    if not asked and len(models) > 1:
-        return Full(full.at, ALL, f"{full.message}, and no more of any other model")
-    return full
+    node: QueueNode, wishes: Sequence[Wish], known: Callable[[], Iterable[str]]
+) -> Full | list[tuple[str, ...] | None]:
+    every = tuple(known())
+    wanted = dict[str, int]()
+    for milli, models in wishes:
+        for model in models or every:
+            wanted[model] = wanted.get(model, 0) + milli
+    full = {model: at for model, milli in wanted.items() if (at := _full_of(node, model, milli)) is not None}
+    found: list[tuple[str, ...] | None] = []
+    for milli, asked in wishes:
+        models = asked or every
+        may = tuple(each for each in models if each not in full) if milli else models
+        if not may and models:
+            return _no_model(node, models, wanted, full, is_any=not asked)
+        found.append(None if len(may) == len(models) else may)
+    return found
+
+
+def _full_of(node: QueueNode, model: str, milli: int) -> QueueNode | None:
+    return next((each for each in node.path if each.used.get(model, 0) + milli > each.cap.of(model)), None)
+
+
+def _no_model(
+    node: QueueNode,
+    models: tuple[str, ...],
+    wanted: Mapping[str, int],
+    full: Mapping[str, QueueNode],
+    *,
+    is_any: bool,
+) -> Full:
+    first = models[0]
+    said = _said(full[first], first, wanted[first], node)
+    if is_any and len(models) > 1:
+        return Full(full[first].name, ALL, f"{said}, and no more of any other model", by_model=True)
+    return Full(full[first].name, first, said, by_model=True)
 
 
 def _connect(nodes: Mapping[str, QueueNode]) -> None:
