@@ -1,16 +1,18 @@
 """Decide the requests whose turn it is: place them, park them with the reason, or let them rest. Used by the
 engine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from gpu_orchestrator.core.answer import Placement, Refusal, not_judged
 from gpu_orchestrator.core.decide import decide, decide_among
+from gpu_orchestrator.core.queues import Full
 from gpu_orchestrator.engine.events import Action, Place, PlaceGang, Refuse
 from gpu_orchestrator.engine.gangs import judge
 from gpu_orchestrator.engine.model_choice import Go, ModelChoice, Stay
 from gpu_orchestrator.engine.parts import Parts
 from gpu_orchestrator.engine.queue import Waiting
+from gpu_orchestrator.engine.quota import only_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class Decisions:
         queue, cluster = self._queue, self._cache.cluster
         while self._parts.first:
             if (waiting := queue.pop_this(self._parts.first.pop())) is not None:
-                actions.append(self._decide(waiting, now))
+                no_room = self._no_room(waiting)
+                actions.append(Refuse(waiting.request, no_room) if no_room else self._decide(waiting, now))
         judged_most = self._parts.rows_at_tick + self._bounds.rows
         for _ in range(self._bounds.decisions):
             if self._in_flight.is_full or cluster.rows_judged >= judged_most:
@@ -53,16 +56,35 @@ class Decisions:
             if waiting.request.gang is not None:
                 self._decide_gang(waiting, now, actions)
                 continue
-            model = waiting.request.shape.model
+            if (refusal := self._no_room(waiting)) is not None:
+                actions.append(Refuse(waiting.request, refusal))
+                continue
+            model = "" if waiting.request.queue else waiting.request.shape.model
             refusal = queue.join_parked(waiting, cluster)
             if refusal is None and not (model and self._models.is_pinned(model)):
                 refusal = queue.park_by_numbers(waiting, cluster, explained=self._bounds.explains)
             if refusal is not None:
-                actions.append(Refuse(waiting.request, refusal))
+                actions.append(_refuse(waiting, refusal))
             elif model:
                 actions.append(self._decide_model(waiting, now))
             else:
                 actions.append(self._decide(waiting, now))
+
+    def _no_room(self, waiting: Waiting) -> Refusal | None:
+        """Park a request whose queue has no room for it, and return why. One that may start on some models
+        only is decided for these."""
+        request = waiting.request
+        if not request.queue:
+            return None
+        verdict, narrowed = self._quota.judge(request), None
+        if isinstance(verdict, tuple):
+            narrowed = replace(request, shape=replace(request.shape, models=verdict))
+        if narrowed != waiting.narrowed:
+            self._queue.settle(waiting)
+            waiting.narrowed = narrowed
+        if isinstance(verdict, Full):
+            return self._queue.hold_back(waiting, verdict, self._cache.cluster)
+        return None
 
     def _decide(self, waiting: Waiting, now: float) -> Action:
         request, queue = waiting.request, self._queue
@@ -74,7 +96,7 @@ class Decisions:
             return Refuse(request, not_judged(len(self._cache.cluster), error))
         if isinstance(answer, Refusal):
             queue.park(waiting, answer, self._cache.cluster)
-            return Refuse(request, answer)
+            return _refuse(waiting, answer)
         queue.leave(waiting)
         return self._placed_by(waiting, answer, cost, waiting)
 
@@ -99,7 +121,9 @@ class Decisions:
         if gang.is_short:  # members ended that it had counted on
             self._gangs.dequeue(gang, now)
             return
-        answer = judge(gang, self._cache.cluster, self._order.cost, self._rng, self._gangs.steps(now))
+        answer = judge(
+            gang, self._cache.cluster, self._quota, self._order.cost, self._rng, self._gangs.steps(now)
+        )
         if isinstance(answer, Refusal):
             self._gangs.park(gang, answer, now)
             if answer.error:
@@ -144,10 +168,17 @@ class Decisions:
         comes before the state changes."""
         self.last = waiting
         cost = self._order.cost(waiting.request)
-        asked, rows = (waiting.request, self._cache.cluster, waiting.policy, self._rng), self._queue.fitting
+        asked, rows = (waiting.asked, self._cache.cluster, waiting.policy, self._rng), self._queue.fitting
         answer = decide(*asked) if rows is None else decide_among(rows, *asked)
         if isinstance(answer, Placement):
             if self._models:
                 answer = self._choice.spare(waiting, answer) or answer
             self._cache.assume(answer)
         return answer, cost
+
+
+def _refuse(waiting: Waiting, refusal: Refusal) -> Refuse:
+    if waiting.narrowed is not None:
+        said = only_on(waiting.request.queue, waiting.narrowed.shape.models)
+        refusal = replace(refusal, quota=said)
+    return Refuse(waiting.request, refusal)

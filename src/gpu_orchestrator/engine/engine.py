@@ -19,7 +19,7 @@ from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import why_not
 from gpu_orchestrator.core.policy import Policy, Rng
 from gpu_orchestrator.core.queue_usage import QueueUsage
-from gpu_orchestrator.core.queues import Queues
+from gpu_orchestrator.core.queues import Full, Queues
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.core.standing import current
 from gpu_orchestrator.engine.backoff import Backoff
@@ -34,7 +34,8 @@ from gpu_orchestrator.engine.model_choice import ModelChoice
 from gpu_orchestrator.engine.models import ModelRules, Models
 from gpu_orchestrator.engine.order import Order, PriorityThenTime
 from gpu_orchestrator.engine.parts import Parts
-from gpu_orchestrator.engine.quota import Quota
+from gpu_orchestrator.engine.queue import Waiting
+from gpu_orchestrator.engine.quota import Quota, refused
 from gpu_orchestrator.engine.scheduling_queue import SchedulingQueue, State
 
 
@@ -63,7 +64,7 @@ class Engine:
         self._cache, self._fair_share, self._gangs = Cache(), FairShare(), Gangs(backoff or Backoff())
         self.models = Models(models, self._cache)
         self._quota = Quota(self._cache)
-        self._queue = SchedulingQueue(self._fair_share, backoff or Backoff(), self.models.line)
+        self._queue = SchedulingQueue(self._fair_share, backoff or Backoff(), self.models.line, self._quota)
         self._in_flight = InFlight(max_in_flight)
         self._parts = Parts(
             policy_of,
@@ -157,7 +158,7 @@ class Engine:
         for model in self._rechecks.due(now):
             self._parts.open_model(model)
         self._queue.wake_for_others(self.cluster)
-        for gang in self._gangs.helped(self.cluster, now):
+        for gang in self._gangs.helped(self.cluster, self._quota, now):
             self._queue.push(self._gangs.enqueue(gang))
         self._decisions.decide_active(now, actions)
         actions.extend(Refuse(*each) for each in self._gangs.short_too_long(now, len(self.cluster)))
@@ -182,9 +183,13 @@ class Engine:
         if (waiting := self._queue.get(key)) is None:
             return None
         try:
-            return why_not(waiting.request.shape, self.cluster, waiting.policy)
+            return self._quota_refusal(waiting) or why_not(waiting.asked.shape, self.cluster, waiting.policy)
         except Exception as error:  # `decisions` refuses the request with the same words
             return not_judged(len(self.cluster), error)
+
+    def _quota_refusal(self, waiting: Waiting) -> Refusal | None:
+        verdict = self._quota.judge(waiting.request) if waiting.request.queue else None
+        return refused(verdict, len(self.cluster)) if isinstance(verdict, Full) else None
 
     def state_of(self, key: str) -> State | None:
         """Return the state of a request; None if the engine does not know it."""

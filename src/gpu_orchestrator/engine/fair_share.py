@@ -51,14 +51,14 @@ class FairShare:
         """Return True if the flow is at its limit: none of its requests may start."""
         return flow in self._full
 
-    def joins(self, flow: str) -> None:
-        """Count one more waiting request of the flow."""
-        self._waits[flow] = self._waits.get(flow, 0) + 1
-
-    def leaves(self, flow: str) -> None:
-        self._waits[flow] -= 1
+    def joins(self, flow: str, count: int = 1) -> None:
+        """Count more waiting requests of the flow."""
+        self._waits[flow] = self._waits.get(flow, 0) + count
         if not self._waits[flow]:
             del self._waits[flow]
+
+    def leaves(self, flow: str, count: int = 1) -> None:
+        self.joins(flow, -count)
 
     def pass_time(self, now: float) -> None:
         """Charge flows up to now for what they hold while others wait. A clock that goes back charges

@@ -22,10 +22,12 @@ from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.gang import SEARCH_STEPS, Gang, GangRefusal, decide_gang, may_fit
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import GangTerms, Request, Shape
+from gpu_orchestrator.engine import gang_quota
 from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.gang_marks import GangMarks
 from gpu_orchestrator.engine.parked_gangs import ParkedGangs
 from gpu_orchestrator.engine.queue import Waiting
+from gpu_orchestrator.engine.quota import Quota
 
 PATIENCE_S = 1.0
 """How long a gang may be short before its members are told: mostly all of them come at once."""
@@ -347,14 +349,17 @@ class Gangs:
                 gang.refusal = short(gang, nodes)
                 yield from ((each, gang.refusal) for each in self.untold(gang))
 
-    def helped(self, cluster: Cluster, now: float) -> Iterator[Members]:
+    def helped(self, cluster: Cluster, quota: Quota, now: float) -> Iterator[Members]:
         """Yield parked gangs for which there is room by the numbers now, as many as may be looked at."""
         rooms: dict[Shape, int] = {}
         for gang in self._parked.due(now):
             if gang.is_short:
                 continue
             known = len(rooms)
-            fits = gang.has_many_kinds or may_fit(to_decide(gang, cluster), cluster, rooms)
+            together = gang_quota.within(to_decide(gang, cluster), quota)
+            fits = gang.has_many_kinds or (
+                not isinstance(together, str) and may_fit(together, cluster, rooms)
+            )
             self._parked.took(len(rooms) - known + len(gang.waiting) // MEMBERS_PER_LOOK)
             if fits:
                 self._parked.took(DECISION_LOOKS + len(gang.waiting))
@@ -368,7 +373,12 @@ class Chosen(NamedTuple):
 
 
 def judge(
-    gang: Members, cluster: Cluster, cost: Callable[[Request], float], rng: Rng, steps: list[int]
+    gang: Members,
+    cluster: Cluster,
+    quota: Quota,
+    cost: Callable[[Request], float],
+    rng: Rng,
+    steps: list[int],
 ) -> list[Chosen] | Refusal:
     """Return places for members of the gang with what they cost their flow, or why there are none. `steps` is
     how many the search for them may take."""
@@ -378,7 +388,9 @@ def judge(
         said = f"gang {gang.terms.name}: {asked}, more than {MOST_KINDS}"
         return Refusal(len(cluster), gang=said)
     try:
-        together = to_decide(gang, cluster)
+        together = gang_quota.within(to_decide(gang, cluster), quota)
+        if isinstance(together, str):
+            return Refusal(len(cluster), gang=f"gang {gang.terms.name}: {together}")
         answer = decide_gang(together, cluster, lambda each: members[each.key].policy, rng, steps)
         if isinstance(answer, GangRefusal):
             return answer.refusal

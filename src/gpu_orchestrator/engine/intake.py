@@ -64,15 +64,19 @@ class Intake:
             case events.LimitChanged(flow, most):
                 self._queue.limits_changed(self._fair_share.allow(flow, most))
             case events.QueueUpdated(terms):
-                self._quota.queues.update(terms)
+                self._queues_changed(self._quota.update(terms))
             case events.QueueRemoved(name):
-                self._quota.queues.remove(name)
+                self._queues_changed(self._quota.remove(name))
+
+    def _queues_changed(self, changed: bool) -> None:
+        if changed:
+            self._gangs.something_freed()
 
     def _set_node(self, node: Node) -> None:
         is_new = node.name not in self._cache.cluster
         if self._cache.set_node(node):
             if is_new:
-                self._quota.count_again(node.name)
+                self._quota.node_came(node.name)
             self._wake(node.name, observed=True)
 
     def _observe_member(self, key: str, node: str, gang: GangTerms, *, is_marked: bool = False) -> None:
@@ -126,7 +130,8 @@ class Intake:
     def _release(self, key: str) -> None:
         self._gangs.ends(key)
         self._queue.limits_changed(self._fair_share.let_go(key))
-        self._quota.let_go(key)
+        if self._quota.let_go(key):
+            self._gangs.something_freed()
         self._models.ended(key, self._parts.now)
         self._wake(self._cache.release(key))
 

@@ -13,7 +13,8 @@ from gpu_orchestrator.engine.rank_heap import RankHeap
 class Waiting:
     """One request in the engine. `number` breaks ties between equal ranks; `queue` is where it waits now;
     `is_parked` says that this is a parked shape's. `passed` counts later requests that were placed before it
-    because their model was loaded."""
+    because their model was loaded. `narrowed` is what is decided for it if its queue has room on some models
+    only."""
 
     request: Request
     policy: Policy
@@ -27,6 +28,12 @@ class Waiting:
     queue: RankHeap | None = None
     is_parked: bool = False
     passed: int = 0
+    narrowed: Request | None = None
+
+    @property
+    def asked(self) -> Request:
+        """Return what is to be decided."""
+        return self.narrowed or self.request
 
     def __lt__(self, other: "Waiting") -> bool:
         """Two speakers of one gang may be equal in rank and number: the heap keeps the one that was removed,

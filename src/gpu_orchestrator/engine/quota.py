@@ -1,31 +1,75 @@
-"""What is placed and released, as the queues count it. Kept by the engine."""
+"""What is placed and released, as the queues count it, and what may still start. Kept by the engine."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from gpu_orchestrator.core.answer import Placement
+import numpy as np
+
+from gpu_orchestrator.core.answer import Placement, Refusal
+from gpu_orchestrator.core.columns import where
 from gpu_orchestrator.core.device import WHOLE
+from gpu_orchestrator.core.queue_terms import QueueTerms
 from gpu_orchestrator.core.queue_usage import QueueUsage, usages
-from gpu_orchestrator.core.queues import Amounts, Queues, amounts_of
+from gpu_orchestrator.core.queues import Amounts, Full, Queues, amounts_of, milli_of
+from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.cache import Cache
+
+Verdict = Full | tuple[str, ...] | None
+"""Why a request may not start, on which models it may, or None if its queue has room on all."""
 
 
 class Quota:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self.queues = Queues()
+        self._models: tuple[str, ...] = ()
+        self._models_at = -1
+
+    def update(self, terms: QueueTerms) -> bool:
+        """Set what is declared of a queue; return False if that is known."""
+        return self.queues.update(terms)
+
+    def remove(self, name: str) -> bool:
+        """Forget a queue; return False if it was not known."""
+        return self.queues.remove(name)
+
+    # --- what may start ----------------------------------------------------------------------------------
+
+    def judge(self, request: Request) -> Verdict:
+        """Return whether a request that is in a queue may start."""
+        return self.queues.judge(request.queue, milli_of(request.shape), request.shape.models, self.models)
+
+    def judge_together(self, members: Sequence[Request]) -> Full | list[tuple[str, ...] | None]:
+        """Return whether requests of one queue may all start at once."""
+        wishes = [(milli_of(each.shape), each.shape.models) for each in members]
+        return self.queues.judge_together(members[0].queue, wishes, self.models)
+
+    def models(self) -> tuple[str, ...]:
+        """Return the models of GPUs that there are."""
+        cluster = self._cache.cluster
+        if self._models_at != cluster.observed.mark:
+            self._models_at = cluster.observed.mark
+            inventory = cluster.inventory
+            rows = where(inventory.alive[: inventory.size])
+            numbers = np.unique(inventory.model[rows])
+            self._models = tuple(sorted(name for each in numbers if (name := inventory.names.values[each])))
+        return self._models
+
+    # --- what is used ------------------------------------------------------------------------------------
 
     def take(self, key: str, queue: str, placement: Placement) -> None:
         """Count a placement in its queue; it replaces what the key held before."""
         self.queues.take(key, queue, self._amounts(placement) if queue else ())
 
-    def let_go(self, key: str) -> None:
-        self.queues.let_go(key)
+    def let_go(self, key: str) -> bool:
+        """Return True if the key held something in a queue."""
+        return bool(self.queues.let_go(key))
 
-    def count_again(self, node: str) -> None:
-        """Count what is held on a node whose devices were not known before."""
+    def node_came(self, node: str) -> None:
+        """Count what is held on a node whose devices were not known before. It may have a new model."""
         for placement in self._cache.on_node(node):
             if queue := self.queues.queue_of(placement.key):
                 self.take(placement.key, queue, placement)
+        self.queues.has_changed = True
 
     def usages(self, pending: Mapping[str, int]) -> dict[str, QueueUsage]:
         """Return the usage of every queue; `pending` counts the waiting requests of each."""
@@ -38,3 +82,13 @@ class Quota:
         devices = cluster.node(placement.node).devices if placement.node in cluster else ()
         models = {each.id: each.model for each in devices}
         return amounts_of(placement, models, unnamed=devices[0].model if devices else "")
+
+
+def refused(full: Full, nodes: int) -> Refusal:
+    """Return what is said to a request whose queue has no room."""
+    return Refusal(nodes, quota=full.message)
+
+
+def only_on(queue: str, models: tuple[str, ...]) -> str:
+    """Return what is said to a request that may have some models only, and fits on none of these."""
+    return f"queue {queue}: has room on {', '.join(models)} only"

@@ -11,12 +11,14 @@ from typing import Literal
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.policy import Policy
+from gpu_orchestrator.core.queues import Full
 from gpu_orchestrator.core.request import Request, Shape
 from gpu_orchestrator.engine.backoff import Backoff
 from gpu_orchestrator.engine.backoff_queue import BackoffQueue
 from gpu_orchestrator.engine.fair_share import FairShare
 from gpu_orchestrator.engine.model_line import ModelLine
 from gpu_orchestrator.engine.queue import Queue, Waiting
+from gpu_orchestrator.engine.quota import Quota
 from gpu_orchestrator.engine.unschedulable import Unschedulable
 
 State = Literal["active", "parked", "resting", "in flight", "held"]
@@ -24,10 +26,10 @@ State = Literal["active", "parked", "resting", "in flight", "held"]
 
 
 class SchedulingQueue:
-    def __init__(self, fair_share: FairShare, backoff: Backoff, line: ModelLine) -> None:
+    def __init__(self, fair_share: FairShare, backoff: Backoff, line: ModelLine, quota: Quota) -> None:
         self._fair_share, self._line = fair_share, line
         self._active = Queue(fair_share)
-        self._unschedulable = Unschedulable(fair_share)
+        self._unschedulable = Unschedulable(fair_share, quota)
         self._resting = BackoffQueue(backoff)
         self._waiting: dict[str, Waiting] = {}
         self.fitting: list[int] | None = None
@@ -63,7 +65,7 @@ class SchedulingQueue:
     def add(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
         """Add a request; if its shape is known not to fit, park it at once and return why."""
         self._enter(waiting)
-        refusal = self.join_parked(waiting, cluster)
+        refusal = self._unschedulable.join_refused(waiting, cluster, has_room=not waiting.request.queue)
         if refusal is None:
             self._active.push(waiting)
         return refusal
@@ -109,8 +111,13 @@ class SchedulingQueue:
         return waiting
 
     def join_parked(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
-        """Park a request whose shape is known not to fit, and return why; None if that is not known."""
-        return self._unschedulable.join_refused(waiting, cluster)
+        """Park a request whose shape is known not to fit, and return why; None if that is not known. Its
+        queue has room."""
+        return self._unschedulable.join_refused(waiting, cluster, has_room=True)
+
+    def hold_back(self, waiting: Waiting, full: Full, cluster: Cluster) -> Refusal:
+        """Park a request until its queue has room, and return why."""
+        return self._unschedulable.hold_back(waiting, full, cluster)
 
     def park_by_numbers(self, waiting: Waiting, cluster: Cluster, *, explained: bool) -> Refusal | None:
         """Park a request that by the numbers fits nowhere, and return why; None if it must be judged."""
@@ -128,7 +135,7 @@ class SchedulingQueue:
         """Take out a request that `pop` returned and that is placed now."""
         del self._waiting[waiting.request.key]
         self._fair_share.leaves(waiting.flow)
-        if waiting.request.shape.model:
+        if waiting.request.shape.model and not waiting.request.queue:
             self._line.leaves(waiting)
 
     def put_back(self, waiting: Waiting) -> None:
@@ -178,5 +185,5 @@ class SchedulingQueue:
     def _enter(self, waiting: Waiting) -> None:
         self._waiting[waiting.request.key] = waiting
         self._fair_share.joins(waiting.flow)
-        if waiting.request.shape.model:
+        if waiting.request.shape.model and not waiting.request.queue:
             self._line.joins(waiting)

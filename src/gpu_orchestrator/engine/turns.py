@@ -6,6 +6,7 @@ columns, so that the next of ten thousand lines is found with a few comparisons 
 """
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from gpu_orchestrator.engine import slot_sets
 from gpu_orchestrator.engine.fair_share import FairShare
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.rank_heap import RankHeap
+
+if TYPE_CHECKING:
+    from gpu_orchestrator.engine.held_back import Held
 
 NOWHERE = -1
 """The slot of an unused row. `in_turn` looks it up too, as the last flag, which is never set."""
@@ -26,13 +30,17 @@ Turn = tuple[int, float, str, tuple[float, ...], int]
 
 
 class Line:
-    """The parked requests of one shape, lane and flow. `at` is its row, `slot` that of its shape."""
+    """The parked requests of one shape, lane, flow and queue. `at` is its row, `slot` that of its shape,
+    `count` the number of its requests. One that `is_blocked` has no turn: its queue has no room. `held` is
+    why it is listed by `HeldBack`, if it is."""
 
-    __slots__ = ("at", "flow", "heap", "lane", "slot")
+    __slots__ = ("at", "count", "flow", "heap", "held", "is_blocked", "lane", "queue", "slot")
 
-    def __init__(self, at: int, slot: int, lane: int, flow: str) -> None:
-        self.at, self.slot, self.lane, self.flow = at, slot, lane, flow
-        self.heap = RankHeap()
+    def __init__(self, at: int, slot: int, lane: int, flow: str, queue: str) -> None:
+        self.at, self.slot, self.lane, self.flow, self.queue = at, slot, lane, flow, queue
+        self.heap, self.count = RankHeap(), 0
+        self.is_blocked = False
+        self.held: Held | None = None
 
 
 class Turns:
@@ -53,14 +61,14 @@ class Turns:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def new_line(self, slot: int, lane: int, flow: str) -> Line:
+    def new_line(self, slot: int, lane: int, flow: str, queue: str) -> Line:
         if self._unused:
             at = self._unused.pop()
         else:
             at = self._rows
             self._rows += 1
             self._make_room(self._rows)
-        line = self._lines[at] = Line(at, slot, lane, flow)
+        line = self._lines[at] = Line(at, slot, lane, flow, queue)
         self._slots = max(self._slots, slot + 1)
         self._lane[at], self._flow[at] = lane, self._flows.take(flow)
         return line
@@ -76,8 +84,19 @@ class Turns:
         """The first request of the line may be another one now; return False if the line is empty."""
         if line.heap.first() is None:
             return False
-        self._stale.add(line)
+        if not line.is_blocked:
+            self._stale.add(line)
         return True
+
+    def block(self, line: Line) -> None:
+        """Let the line have no turn."""
+        line.is_blocked = True
+        self._slot[line.at] = NOWHERE
+        self._stale.discard(line)
+
+    def unblock(self, line: Line) -> None:
+        line.is_blocked = False
+        self._stale.add(line)
 
     def of(self, waiting: Waiting) -> Turn:
         """Return a value that is smaller the earlier the request's turn is."""
@@ -91,7 +110,11 @@ class Turns:
 
     def _few_in_turn(self, offered: int) -> list[Line]:
         is_full = self._fair_share.is_full
-        lines = [each for each in self._lines.values() if offered >> each.slot & 1 and not is_full(each.flow)]
+        lines = [
+            each
+            for each in self._lines.values()
+            if offered >> each.slot & 1 and not each.is_blocked and not is_full(each.flow)
+        ]
         if len(lines) > 1:
             firsts = ((each.heap.first(), each) for each in lines)
             turns = [(self.of(first), each.at, each) for first, each in firsts if first is not None]

@@ -6,7 +6,8 @@ time, and only while the node has enough for any of them. So an event that helps
 costs one decision, and an event that cannot help costs one comparison.
 
 A group whose flows are all at their limit cannot take what it is offered. It is open until one of its
-requests was decided: it may fit, but nobody knows where.
+requests was decided: it may fit, but nobody knows where. The same holds for requests whose queue has no room:
+their lines are blocked, and `HeldBack` knows when they may be tried.
 """
 
 from collections.abc import Iterable
@@ -16,13 +17,16 @@ from gpu_orchestrator.core.answer import Refusal, too_little
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.filters import Filter, compile_filters
 from gpu_orchestrator.core.policy import Policy
+from gpu_orchestrator.core.queues import Full
 from gpu_orchestrator.core.request import Shape
 from gpu_orchestrator.core.standing import current, passing
 from gpu_orchestrator.engine.eligible_rows import EligibleRows
 from gpu_orchestrator.engine.fair_share import FairShare
+from gpu_orchestrator.engine.held_back import HeldBack
 from gpu_orchestrator.engine.neighbour_watch import NeighbourWatch
 from gpu_orchestrator.engine.openings import Openings
 from gpu_orchestrator.engine.queue import Waiting
+from gpu_orchestrator.engine.quota import Quota, refused
 from gpu_orchestrator.engine.turns import Line, Turn, Turns
 from gpu_orchestrator.engine.wakeup_index import WakeupIndex, is_met_anywhere
 
@@ -35,6 +39,8 @@ LINES_PER_ROW = 32
 """Finding the next of this many lines costs about as much as judging a node for a new shape."""
 
 Key = tuple[Shape, Policy]
+LineKey = tuple[int, str, str, tuple[str, ...] | None]
+"""Lane, flow and queue, and the models asked for if the request is decided for fewer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,14 +50,15 @@ class Group:
     slot: int
     filters: tuple[Filter, ...] = ()
     is_open: bool = False
-    lines: dict[tuple[int, str], Line] = field(default_factory=dict)
+    lines: dict[LineKey, Line] = field(default_factory=dict)
 
 
 class Unschedulable:
-    def __init__(self, fair_share: FairShare) -> None:
-        self._fair_share = fair_share
+    def __init__(self, fair_share: FairShare, quota: Quota) -> None:
+        self._fair_share, self._quota = fair_share, quota
         self._groups: dict[Key, Group] = {}
         self._turns = Turns(fair_share)
+        self._held_back = HeldBack(quota, self._turns.of)
         self._wakeup, self._neighbours = WakeupIndex(), NeighbourWatch()
         self._eligible = EligibleRows()
         self._openings = Openings(self._wakeup, self._eligible)
@@ -74,48 +81,69 @@ class Unschedulable:
     @property
     def is_settled(self) -> bool:
         """True if `next_in_turn` has nothing to return until something becomes free or a limit changes."""
-        return self._is_settled or not self._size
+        return not self._size or (self._is_settled and not self._held_back.has_news)
 
     # --- in and out --------------------------------------------------------------------------------------
 
-    def join_refused(self, waiting: Waiting, cluster: Cluster) -> Refusal | None:
-        """Park a request whose shape is known not to fit now, and return why; None if that is not known."""
+    def join_refused(self, waiting: Waiting, cluster: Cluster, *, has_room: bool) -> Refusal | None:
+        """Park a request whose shape is known not to fit now, and return why; None if that is not known.
+        `has_room`: its queue has room for it."""
         if not self._groups:
             return None
-        group = self._groups.get((waiting.request.shape, waiting.policy))
+        group = self._groups.get((waiting.asked.shape, waiting.policy))
         if group is None or group.is_open:
             return None
         self._openings.refresh(cluster)
         if self._openings.may_help(group.slot):
             return None
-        self._join(group, waiting)
+        line = self._join(group, waiting)
+        if has_room:
+            self._unblock(line)
+        elif line.is_blocked and line.held is not None and isinstance(line.held.verdict, Full):
+            return refused(line.held.verdict, len(cluster))
         return group.refusal
+
+    def hold_back(self, waiting: Waiting, full: Full, cluster: Cluster) -> Refusal:
+        """Park a request whose queue has no room for it, and all equal ones of its queue; return why. Nobody
+        has looked where it would fit."""
+        key, refusal = (waiting.asked.shape, waiting.policy), refused(full, len(cluster))
+        group = self._groups.get(key)
+        if group is None:
+            group = self._new_group(key, refusal)
+            self._set_open(group)
+        self._block(self._join(group, waiting), full)
+        return refusal
 
     def park(self, waiting: Waiting, refusal: Refusal, cluster: Cluster) -> None:
         """Park a request that was refused just now; it and all equal ones wait until a node could take
         them."""
-        key = (waiting.request.shape, waiting.policy)
+        shape = waiting.asked.shape
+        key = (shape, waiting.policy)
         group = self._groups.get(key) or self._new_group(key, refusal)
-        standing = current(waiting.request.shape, cluster, waiting.policy)
+        standing = current(shape, cluster, waiting.policy)
         group.refusal, group.filters = refusal, standing.filters
         self._eligible.set(group.slot, standing.eligible(), cluster.inventory.size)
         self._sleep(group, cluster)
-        self._join(group, waiting)
+        self._unblock(self._join(group, waiting))
 
     def park_by_numbers(self, waiting: Waiting, cluster: Cluster, *, explained: bool) -> Refusal | None:
         """Park a request and return why, if by the numbers it fits nowhere and the closer look would have to
         begin from the start; None if it must be judged. `explained`: a closer look must have said why."""
-        key = (waiting.request.shape, waiting.policy)
+        shape = waiting.asked.shape
+        key = (shape, waiting.policy)
         group = self._groups.get(key)
-        if explained if group is None else not group.is_open:
+        is_judged = group is not None and not group.refusal.quota
+        if (explained and not is_judged) or (group is not None and not group.is_open):
             return None
-        if key in cluster.standings or is_met_anywhere(waiting.request.shape, cluster):
+        if key in cluster.standings or is_met_anywhere(shape, cluster):
             return None
-        if group is None:
-            group = self._new_group(key, too_little(len(cluster)))
+        if group is None or group.refusal.quota:
+            refusal = too_little(len(cluster))
+            group = group or self._new_group(key, refusal)
+            group.refusal = refusal
             self._eligible.set_all(group.slot, cluster.inventory.size)
         self._sleep(group, cluster)
-        self._join(group, waiting)
+        self._unblock(self._join(group, waiting))
         return group.refusal
 
     def take(self, waiting: Waiting) -> None:
@@ -124,7 +152,7 @@ class Unschedulable:
 
     def settle(self, waiting: Waiting) -> None:
         """Drop the request's group if it has none left."""
-        group = self._groups.get((waiting.request.shape, waiting.policy))
+        group = self._groups.get((waiting.asked.shape, waiting.policy))
         if group is not None and not group.lines:
             self._drop(group)
 
@@ -169,6 +197,13 @@ class Unschedulable:
     def next_in_turn(self, cluster: Cluster, first: Waiting | None) -> Waiting | None:
         """Return the next request, in turn, that may fit now; None if there is none, if the turn of `first`
         comes before, or if the checks of one call are used up (`is_paused`)."""
+        held = self._held_back.first() if self._held_back.has_news else None
+        if held is None or (first is not None and self._turns.of(first) < held[0]):
+            return self._next_offered(cluster, first)
+        found = self._next_offered(cluster, held[1])
+        return held[1] if found is None and not self.is_paused else found
+
+    def _next_offered(self, cluster: Cluster, first: Waiting | None) -> Waiting | None:
         self.is_paused, self.fitting = False, None
         before = None if first is None else self._turns.of(first)
         if before is not None and not self._openings.has_news and self._comes_first(before):
@@ -188,6 +223,9 @@ class Unschedulable:
                 self.is_paused = True
                 self._openings.pause()
                 return None
+            if line.queue and isinstance(full := self._quota.judge(waiting.request), Full):
+                self._block(line, full)
+                continue
             if group.is_open or self._fits(group, cluster):
                 return waiting
             offered ^= 1 << line.slot
@@ -230,26 +268,54 @@ class Unschedulable:
 
     # --- groups ------------------------------------------------------------------------------------------
 
-    def _join(self, group: Group, waiting: Waiting) -> None:
-        at = waiting.lane, waiting.flow
+    def _join(self, group: Group, waiting: Waiting) -> Line:
+        at = _line_of(waiting)
         line = group.lines.get(at)
         if line is None:
-            line = group.lines[at] = self._turns.new_line(group.slot, *at)
+            line = group.lines[at] = self._turns.new_line(group.slot, *at[:3])
         line.heap.push(waiting)
+        line.count += 1
         waiting.is_parked = True
         if line.heap.first() is waiting:
             self._turns.refresh(line)
+            self._held_back.first_changed(line)
+        if line.is_blocked:
+            self._fair_share.leaves(line.flow)
         self._size += 1
+        return line
 
     def _leave(self, waiting: Waiting) -> None:
-        group, at = self._groups[waiting.request.shape, waiting.policy], (waiting.lane, waiting.flow)
+        at = _line_of(waiting)
+        group = self._groups[waiting.asked.shape, waiting.policy]
         line = group.lines[at]
         line.heap.remove(waiting)
+        line.count -= 1
         waiting.is_parked = False
+        if line.is_blocked:
+            self._fair_share.joins(line.flow)
         self._size -= 1
         if not self._turns.refresh(line):
+            self._held_back.drop(line)
             self._turns.drop(line)
             del group.lines[at]
+
+    def _block(self, line: Line, full: Full) -> None:
+        """Let this line wait for room in its queue. What waits for that does not count as waiting: nobody
+        else has less because of it."""
+        if not line.is_blocked:
+            self._turns.block(line)
+            self._fair_share.leaves(line.flow, line.count)
+        self._held_back.hold(line, full)
+
+    def _unblock(self, line: Line) -> None:
+        """Its queue has room: this line waits for a node. If there is room on some models only, it waits for
+        more as well."""
+        if line.is_blocked:
+            self._turns.unblock(line)
+            self._fair_share.joins(line.flow, line.count)
+            self._held_back.drop(line)
+        if line.held is None and (first := line.heap.first()) is not None and first.narrowed:
+            self._held_back.hold(line, first.narrowed.shape.models)
 
     def _sleep(self, group: Group, cluster: Cluster) -> None:
         group.is_open = False
@@ -283,3 +349,8 @@ class Unschedulable:
             self._slots.append(None)
         group = self._groups[key] = self._slots[slot] = Group(key, refusal, slot)
         return group
+
+
+def _line_of(waiting: Waiting) -> LineKey:
+    asked = waiting.request.shape.models if waiting.narrowed else None
+    return waiting.lane, waiting.flow, waiting.request.queue, asked
