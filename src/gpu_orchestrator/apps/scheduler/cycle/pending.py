@@ -41,7 +41,8 @@ class PendingPods:
         self._limit = ShapeLimit(max_shapes)
         self._reasons: dict[str, str] = {}
         self._in_engine: dict[Kind, dict[str, None]] = {}
-        self._judged_at: dict[Kind, int] = {}
+        self._judged_at: dict[Kind, tuple[int, int]] = {}
+        """In which state of the cluster and of the queues each was judged."""
         self._entering: dict[str, RequestAdded] = {}
         self._is_open = False
 
@@ -110,7 +111,7 @@ class PendingPods:
         for kind in list(self._in_engine):
             if limit <= 0 or judged >= MAX_JUDGED:
                 return
-            mark = self._engine.cluster.changed.mark
+            mark = self._engine.cluster.changed.mark, self._engine.queues.version
             if kind not in self._in_engine or self._judged_at.get(kind) == mark:
                 continue
             uids = self._in_engine[kind] = self._in_engine.pop(kind)

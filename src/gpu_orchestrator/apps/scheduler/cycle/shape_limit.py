@@ -19,16 +19,16 @@ K = TypeVar("K")
 MOST_STALE = 64
 """So many entries of requests that are not held any more stay in a queue, or as many as it has others."""
 
-Kind = tuple[Shape, str, str, GangTerms | None]
-"""Shape, strategy, allocator and gang: requests of one kind get the same answer."""
+Kind = tuple[Shape, str, str, GangTerms | None, str]
+"""Shape, strategy, allocator, gang and queue: requests of one kind get the same answer."""
 
 
 def kind_of(request: Request) -> Kind:
-    return request.shape, request.strategy, request.allocator, request.gang
+    return request.shape, request.strategy, request.allocator, request.gang, request.queue
 
 
 def gang_of(kind: Kind) -> str:
-    terms = kind[-1]
+    terms = kind[3]
     return terms.name if terms else ""
 
 
