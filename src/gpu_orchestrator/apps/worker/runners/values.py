@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from time import monotonic
 
 import msgspec
@@ -33,7 +34,7 @@ class Values:
         self._key = NOBODY
         self._thread: threading.Thread | None = None
         self._is_forked = False
-        self._sent_at = 0.0
+        self._sent_at = -inf
         self._waiting: deque[bytes] = deque()
         self._untaken: deque[tuple[int, int]] = deque()
         self._size, self._ahead = 0, 0
@@ -50,7 +51,7 @@ class Values:
         if self._total:
             with self._lock:
                 self._reset()
-                self._sent_at, self._is_draining = 0.0, False
+                self._sent_at, self._is_draining = -inf, False
         self._key = key
 
     def taken(self, key: Key, count: int) -> None:
