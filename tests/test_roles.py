@@ -14,6 +14,7 @@ CONFIG = ROOT / "config"
 SHOWN_IN_USE = {
     "rbac/role.yaml": "operator/test_rights.py",
     "scheduler/role.yaml": "scheduler/test_rights.py",
+    "scheduler-podgroups/role.yaml": "scheduler/test_pod_groups.py",
     "webhook/role.yaml": "webhook/test_rights.py",
     "webhook/certificates.yaml": "webhook/test_keeper.py",
     "agent/role.yaml": "agent/test_process.py",

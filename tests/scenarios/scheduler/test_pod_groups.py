@@ -1,6 +1,7 @@
 """PodGroups, Kubernetes' own gangs, on a real API server that serves them."""
 
 from controlplane.api import Json
+from controlplane.audit import Entry
 from tests.support import installation, rights
 from tests.support.scheduler_stage import SYSTEM, Stage, pod, pod_group, until
 
@@ -9,6 +10,8 @@ USER = f"system:serviceaccount:{SYSTEM}:gpu-scheduler"
 OLD_SERVERS = "gpu-scheduler-podgroups: list podgroups"
 """For those that do not stream lists."""
 GRANTED = rights.granted("scheduler-podgroups/role.yaml")
+FOR_ALL = ("/apis/scheduling.k8s.io/v1alpha2", "selfsubjectaccessreviews")
+"""Any user may ask whether PodGroups are served, and what he himself may do."""
 
 
 def members(group: str, count: int, gpus: int = 8, *, prefix: str = "", **more: object) -> list[Json]:
@@ -52,8 +55,11 @@ def test_pod_group_starts_whole_in_one_rack_and_says_so(bare_stage: Stage) -> No
     assert f"{stage.namespace}-x" in stage.wait_bound("alone")["alone"]
     assert stage.holds_exactly()
     stage.running[0].stop()  # the audit log records a watch when it ends
-    until(lambda: unused(stage) <= {OLD_SERVERS}, "every right was used")
+    until(lambda: set(rights.unused(GRANTED, sent(stage))) <= {OLD_SERVERS}, "every right was used")
+    assert rights.beyond(GRANTED | rights.granted("scheduler/role.yaml"), sent(stage)) == []
 
 
-def unused(stage: Stage) -> set[str]:
-    return set(rights.unused(GRANTED, stage.cluster.audit.entries(USER)))
+def sent(stage: Stage) -> list[Entry]:
+    """Return what the ServiceAccount has requested."""
+    entries = stage.cluster.audit.entries(USER)
+    return [each for each in entries if each.user == USER and each.resource not in FOR_ALL]
