@@ -5,6 +5,7 @@ import json
 import locale
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -28,7 +29,9 @@ def told() -> dict[str, Any]:
         "folder": str(Path.cwd()),
         "search": sys.path,
         "environ": dict(os.environ),
-        "from C": sorted(os.popen("env -0").read().split("\0")),
+        "from C": sorted(
+            subprocess.run(["env", "-0"], stdout=subprocess.PIPE, check=True).stdout.decode().split("\0")
+        ),
         "parent": os.getppid(),
         "leads a session": os.getsid(0) == os.getpid(),
         "leads a group": os.getpgid(0) == os.getpid(),
