@@ -32,6 +32,7 @@ from gpu_orchestrator.apps.agent.settings import Settings
 from tests.support import scrapes, warm
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
+from tests.support.scheduler_stage import until
 from tests.support.tracebacks import tracebacks
 
 Json = dict[str, Any]
@@ -259,6 +260,12 @@ class AgentProcess:
         lines = text.splitlines()
         ours = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
         return sum(float(line.rpartition(" ")[2]) for line in ours)
+
+    def wait_for_looks(self, number: int) -> None:
+        """Wait until the agent has looked so often again."""
+        looks = "gpu_agent_scan_duration_seconds_count"
+        wanted = self.metric(looks) + number
+        until(lambda: self.metric(looks) >= wanted, "the agent has looked again")
 
 
 def _answers(port: int) -> bool:

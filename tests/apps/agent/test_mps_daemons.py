@@ -34,10 +34,15 @@ class Known(DeviceLeases):
     held: tuple[Daemon, ...] = ()
     are_known = True
 
+    def __init__(self, client: Client, node: str, namespace: str, changed: Callable[[], None]) -> None:
+        super().__init__(client, node, namespace, changed)
+        self.asked = asyncio.Event()
+
     def follow(self, uuids: object, group: asyncio.TaskGroup) -> None:
         pass
 
     def holds(self) -> list[Hold]:
+        self.asked.set()
         return [
             Hold(
                 DeviceRef(NODE, device, uuid),
@@ -92,6 +97,12 @@ class Site:
     def hold(self, *held: Daemon) -> None:
         self.leases.held = held
         self.daemons.check()
+
+    async def seen(self) -> None:
+        """Wait until it is taken in what is held now. Before that, no grace period has begun."""
+        self.leases.asked.clear()
+        self.daemons.check()
+        await self.leases.asked.wait()
 
     async def lists(self, *daemons: Daemon) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -280,8 +291,7 @@ async def test_folder_that_a_client_spoiled_costs_its_own_daemon_only(
         await site.lists(B)
         await until(lambda: site.failures >= 2)
         site.hold(B)
-        site.later += GRACE_S
-        site.daemons.check()
+        await site.seen()
         before = site.failures
         site.later += GRACE_S
         site.daemons.check()

@@ -37,8 +37,9 @@ def test_unhealthy_device_gets_nothing_new_until_it_recovers(
     fleet: Fleet, agent_stage: Stage, scale: Scale, figure: Callable[[str], None]
 ) -> None:
     nodes = agent_stage.gpu_nodes(scale(test=4, accept=50), gpus=2)
+    pause_s = scale(test=1, accept=5)
     for node in nodes:
-        fleet.start(node, recovery_seconds=5.0)
+        fleet.start(node, scan_seconds=pause_s, recovery_seconds=pause_s)
     wait_reported(fleet, nodes)
     agent_stage.scheduler(releaseSeconds=1)
     ill = fleet.hardware[nodes[0]]
@@ -54,18 +55,18 @@ def test_unhealthy_device_gets_nothing_new_until_it_recovers(
     (waits,) = set(wanted) - set(agent_stage.bound())
     agent_stage.wait_event(waits, "FailedScheduling")
     assert f"{nodes[0]}:1" not in agent_stage.bound().values()
-    assert milligpu(fleet.cluster, nodes[0]) == "1k"
+    until(lambda: milligpu(fleet.cluster, nodes[0]) == "1k", "the node offers what is left")
 
     ill.mend(1)
     assert agent_stage.wait_bound(waits) == {waits: f"{nodes[0]}:1"}
-    assert milligpu(fleet.cluster, nodes[0]) == "2k"
+    until(lambda: milligpu(fleet.cluster, nodes[0]) == "2k", "the node offers both")
 
 
 def test_new_agent_and_new_leader_go_on_damping_a_device_that_flaps(fleet: Fleet, agent_stage: Stage) -> None:
     """Both are killed between two illnesses. The second pod keeps its device: the first was evicted from it
     a moment ago. And the second recovery takes twice as long."""
     (node,) = agent_stage.gpu_nodes(1, gpus=1)
-    settings: Json = {"simulate": "1xH100:80GiB", "scan_seconds": 0.2, "recovery_seconds": 2.0}
+    settings: Json = {"simulate": "1xH100:80GiB", "scan_seconds": 0.2, "recovery_seconds": 1.0}
     hardware = fleet.start(node, **settings)
     wait_reported(fleet, [node])
     leader = agent_stage.scheduler(leaderElect=False, sweepSeconds=1, releaseSeconds=1, onUnhealthy="Evict")
@@ -94,7 +95,7 @@ def test_new_agent_and_new_leader_go_on_damping_a_device_that_flaps(fleet: Fleet
     hardware.mend(0)
     mended = time.monotonic()
     until(lambda: health(fleet, node, 0) == "Healthy", "it recovers again")
-    assert time.monotonic() - mended >= 4
+    assert time.monotonic() - mended >= 2
 
 
 def milligpu(cluster: Cluster, node: str) -> str:

@@ -175,18 +175,12 @@ def test_devices_that_a_device_plugin_gave_are_left_alone(site: Site, figure: Ca
         try:
             stage.delete("other", "rest", force=True)
             until(lambda: stage.bound() == {}, "both pods are gone")
-            wait_for_looks(site.agent, 2)
+            site.agent.wait_for_looks(2)
             assert in_use(site) == {device: [uid]}, "its container lives"
             assert "all" not in stage.bound()
         finally:
             site.node.kubelet.resume()
         assert stage.wait_bound("all") == {"all": f"{site.node.name}:0,1,2"}
-
-
-def wait_for_looks(agent: AgentProcess, number: int) -> None:
-    looks = "gpu_agent_scan_duration_seconds_count"
-    before = agent.metric(looks)
-    until(lambda: agent.metric(looks) >= before + number, "the agent has looked again")
 
 
 def plugin_pod(name: str) -> Json:
