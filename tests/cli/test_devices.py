@@ -89,6 +89,28 @@ def test_matrix_of_nvlink_quads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert explained == ["NV#", "SYS", "GB/S"]
 
 
+MACHINES = sorted(path.stem for path in recorded_nvml.FOLDER.glob("*.json"))
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_recorded_machine_is_shown_in_every_form(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = seen(name, tmp_path, monkeypatch)
+    head, *rows = lines(device_rows.matrix(found))
+    names = [f"GPU{device.index}" for device in found.devices]
+    assert head == [*names, "ISLAND", "GB/S", "NUMA"]
+    assert [row[0] for row in rows] == names
+    words = [row[1 : len(names) + 1] for row in rows]
+    assert [row[at] for at, row in enumerate(words)] == ["X"] * len(names)
+    assert words == [list(column) for column in zip(*words, strict=True)], "each pair is told twice, alike"
+    explained = tuple(each.partition("#")[0].partition(":")[0] for each in device_rows.legend(found))
+    told = {word for row in words for word in row} - {"X", "-"}
+    assert all(word.startswith(explained) for word in told)
+    assert len(lines(device_rows.table(found))) == len(names) + 1
+    json.dumps(device_rows.as_json(found), allow_nan=False)
+
+
 def test_json_of_a_machine_with_mig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = seen("mig-mixed", tmp_path, monkeypatch)
     answer = json.loads(json.dumps(device_rows.as_json(found)))
