@@ -246,6 +246,27 @@ def test_agent_liveness_uses_our_clock() -> None:
     assert not agents.is_live("a")
 
 
+def test_agent_whose_clock_is_off_may_live_until_it_should_have_renewed() -> None:
+    """A new leader knows no agent. What is in use on a node must not be given before the next renewal."""
+    moment = [0.0]
+    agents = AgentLiveness(lambda: moment[0], lambda: NOW)
+    agents.on_lease(None, held(found := heartbeat(NOW - timedelta(hours=1))))
+    assert (agents.is_live("a"), agents.may_live("a")) == (False, True)
+    moment[0] = 67.0
+    assert not agents.may_live("a"), "it is dead"
+    agents.on_lease(found, renewed := held(heartbeat(NOW - timedelta(minutes=59))))
+    assert agents.may_live("a")
+    moment[0] = 158.0
+    assert not agents.may_live("a")
+    agents.on_lease(renewed, None)
+    agents.on_lease(None, heartbeat(NOW - timedelta(hours=1)))
+    assert not agents.may_live("a"), "it ended, and let its Lease go"
+
+
+def held(lease: Lease) -> Lease:
+    return msgspec.structs.replace(lease, spec=msgspec.structs.replace(lease.spec, holder_identity="agent"))
+
+
 @pytest.mark.looptime
 async def test_lease_written_to_since_it_was_seen_is_released_on_retry() -> None:
     """As when the sweep restored a lease that its watch did not show yet."""

@@ -135,7 +135,7 @@ class Scheduler:
             ),
             clock=clock,
             waited_s=waited_s,
-            is_agent_live=self._agent_liveness.is_live,
+            is_agent_live=self._agent_liveness.may_live,
         )
         self._releaser = Releaser(
             used_leases,

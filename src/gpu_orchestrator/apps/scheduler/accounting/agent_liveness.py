@@ -11,6 +11,8 @@ from gpu_orchestrator.api import deviceleases, names, timestamps
 from gpu_orchestrator.api.kubernetes import Lease
 
 LIVE_S = 90.0
+RENEWED_S = 66.0
+"""A living agent renews within this: its `heartbeatSeconds` are 60 at most."""
 NEVER = float("-inf")
 
 
@@ -27,6 +29,7 @@ class AgentLiveness:
         self._clock, self._today, self._changed = clock, today, changed
         self._renewed: dict[str, float] = {}
         self._looked: dict[str, float] = {}
+        self._found: dict[str, float] = {}
 
     def on_lease(self, old: Lease | None, new: Lease | None) -> None:
         lease = new or old
@@ -37,9 +40,11 @@ class AgentLiveness:
             return
         node = name.removeprefix(names.AGENT_LEASE_PREFIX)
         if new is None:
-            self._renewed.pop(node, None)
-            self._looked.pop(node, None)
+            for known in (self._renewed, self._looked, self._found):
+                known.pop(node, None)
         elif old is None:
+            if new.spec.holder_identity:
+                self._found[node] = self._clock()
             self._renew(node, new, self._clock() - self._age_s(new))
         elif old.spec.renew_time != new.spec.renew_time:
             self._renew(node, new, self._clock())
@@ -57,6 +62,12 @@ class AgentLiveness:
     def is_live(self, node: str) -> bool:
         renewed = self._renewed.get(node)
         return renewed is not None and self._clock() - renewed < LIVE_S
+
+    def may_live(self, node: str) -> bool:
+        """Return True also where we cannot know yet: an agent whose clock is far off looks dead until we see
+        it renew. What it reports to be in use must not be given away meanwhile."""
+        found = self._found.get(node)
+        return self.is_live(node) or (found is not None and self._clock() - found < RENEWED_S)
 
     def has_looked_since(self, node: str, at: float) -> bool:
         """Return True if the agent's report tells of a look that began after this moment of our clock. An
