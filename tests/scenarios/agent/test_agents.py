@@ -104,12 +104,16 @@ def milligpu(cluster: Cluster, node: str) -> str:
     return str(status["allocatable"].get(names.MILLIGPU, ""))
 
 
-def test_flapping_device_causes_few_writes(
+def test_flapping_device_causes_few_writes_and_one_eviction(
     fleet: Fleet, agent_stage: Stage, scale: Scale, figure: Callable[[str], None]
 ) -> None:
     (node,) = agent_stage.gpu_nodes(1, gpus=2)
     hardware = fleet.start(node, scan_seconds=0.2)
     wait_reported(fleet, [node])
+    agent_stage.scheduler(leaderElect=False, releaseSeconds=1, onUnhealthy="Evict")
+    agent_stage.create(*(pod(f"p-{n}", gpus=1) for n in range(2)))
+    (evicted,) = (name for name, at in agent_stage.wait_bound().items() if at == f"{node}:0")
+    agent_stage.create(*(pod(f"next-{n}", gpus=1) for n in range(2)))
     flaps = scale(test=5, accept=60)
     with counted(fleet.cluster, node) as writes:
         for _ in range(flaps):
@@ -118,7 +122,10 @@ def test_flapping_device_causes_few_writes(
             hardware.mend(0)
             time.sleep(0.5)
     assert health(fleet, node, 0) == "Unhealthy"
-    figure(f"{flaps} flaps, one each second: {len(writes)} writes of the report")
+    until(lambda: evicted not in agent_stage.pods(), "it is evicted")
+    assert len(agent_stage.pods()) == 3, "and nobody else is"
+    assert list(agent_stage.bound().values()) == [f"{node}:1"]
+    figure(f"{flaps} flaps, one each second: {len(writes)} writes of the report, one eviction")
     assert len(writes) == 1
 
 
