@@ -181,6 +181,32 @@ def test_devices_that_a_device_plugin_gave_are_left_alone(site: Site, figure: Ca
         finally:
             site.node.kubelet.resume()
         assert stage.wait_bound("all") == {"all": f"{site.node.name}:0,1,2"}
+    stage.delete("all", force=True)
+
+
+def test_restarts_of_kubelet_and_containerd_free_no_device(site: Site) -> None:
+    """A new kubelet first knows no pod, and no plugin: what it gave before stays given."""
+    stage, uuids = site.stage, site.agent.hardware.uuids
+    until(lambda: not site.leases(), "all devices are free")
+    with device_plugin.offering(site.node.device_plugins, RESOURCE, uuids, lambda: _offered(site) == "3"):
+        uid = site.create(plugin_pod("kept"))["metadata"]["uid"]
+        used = until(lambda: in_use(site), "the agent reports the plugin's pod")
+        assert list(used.values()) == [[uid]]
+        until(lambda: _have_started(stage.pod("kept")), "its container runs")
+        site.create(claim("three", 3), claimed_pod("three"))
+        stage.wait_event("three", "1 has fewer than 3 free GPUs")
+        for part in (site.node.kubelet, site.node.containerd):
+            part.kill()
+            site.agent.wait_for_looks(2)
+            assert in_use(site) == used, f"{part.name} is away"
+            part.start()
+            for _ in range(4):
+                site.agent.wait_for_looks(1)
+                assert in_use(site) == used, f"{part.name} has started again"
+            site.printed("kept", by="main")
+        assert "three" not in stage.bound()
+        stage.delete("kept")
+        assert stage.wait_bound("three") == {"three": f"{site.node.name}:0,1,2"}
 
 
 def plugin_pod(name: str) -> Json:
