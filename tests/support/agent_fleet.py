@@ -132,7 +132,14 @@ class Fleet:
                     each.abort()
             await asyncio.sleep(0.01)
 
-    def start(self, node: str, simulate: str = "2xH100:80GiB", identity: str = "", **more: Any) -> Hardware:
+    def start(
+        self,
+        node: str,
+        simulate: str = "2xH100:80GiB",
+        identity: str = "",
+        kubeconfig: Path | None = None,
+        **more: Any,
+    ) -> Hardware:
         """Start the agent of a node. `identity` stands for the agent's pod."""
         made = self.hardware.setdefault(node, Hardware(self.folder / node, simulate))
         devices: dict[str, Any] = {} if "devices_file" in more else {"simulate": simulate}
@@ -145,7 +152,7 @@ class Fleet:
             **(devices | self.settings | more),
         )
         key = identity or node
-        path = account(self.cluster, node)
+        path = kubeconfig or account(self.cluster, node)
         self._do(self._start(key, path, settings))
         return made
 

@@ -2,21 +2,25 @@
 fall ill: what they report in the end is true, and belongs to the Node."""
 
 import random
+import re
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 from controlplane.api import Api, ApiError
 from gpu_orchestrator.api import names
 from gpu_orchestrator.apps.agent import capacity, publisher
-from tests.support.agent_fleet import REPORTS, Fleet
+from tests.faults.proxy import Call, Cut, DropAnswer, Fault, Proxy
+from tests.support.agent_fleet import REPORTS, Fleet, account, holding
+from tests.support.paths import ROOT
 from tests.support.scale import Scale
-from tests.support.scheduler_stage import Stage, until
+from tests.support.scheduler_stage import Stage, pod, until
 
 Json = dict[str, Any]
 MERGE = "application/merge-patch+json"
@@ -40,6 +44,7 @@ class Site:
     node: str
     is_running: bool = False
     ill: set[int] = field(default_factory=set)
+    settings: Json = field(default_factory=dict)
 
     @property
     def api(self) -> Api:
@@ -47,7 +52,7 @@ class Site:
 
     def start(self) -> None:
         if not self.is_running:
-            self.fleet.start(self.node, **QUICK)
+            self.fleet.start(self.node, **QUICK, **self.settings)
             self.is_running = True
 
     def kill(self) -> None:
@@ -158,3 +163,76 @@ def test_what_is_reported_in_the_end_is_true(
         until(lambda: not any(site.untrue() for site in sites), "all is true")
     assert [site.untrue() for site in sites] == [[], []], f"seed {seed}"
     figure(f"{deeds} deeds, seed {seed}: all true after {time.monotonic() - started:.1f} s")
+
+
+Moment = Literal["request", "answer", "done"]
+MOMENTS: dict[Moment, Fault | None] = {"request": Cut(), "answer": DropAnswer(), "done": None}
+WRITES = (
+    ("create", "gpunodestatuses"),
+    ("patch", "gpunodestatuses/status"),
+    ("create", "leases"),
+    ("patch", "leases"),
+    ("patch", "nodes/status"),
+    ("create", "events"),
+    ("patch", "nodes"),
+)
+
+
+def test_kill_at_every_write_leaves_the_truth(
+    fleet: Fleet, agent_stage: Stage, tmp_path: Path, scale: Scale, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kill before the request is forwarded, after it is applied but not answered, and after the answer. Small
+    scale: at the second moment. The role for the taint is that of the document."""
+    moments: list[Moment] = scale(test=["answer"], accept=list(MOMENTS))
+    for module, pause in ((publisher, "CHECK_S"), (publisher, "EVERY_S"), (capacity, "EVERY_S")):
+        monkeypatch.setattr(module, pause, 1.0)
+    (role,) = re.findall(r"```yaml\n(.*?-agent-taint.*?)```", (ROOT / "docs/agent.md").read_text(), re.DOTALL)
+    (tmp_path / "role.yaml").write_text(role)
+    fleet.cluster.kubectl("apply", "-f", str(tmp_path / "role.yaml"))
+    (node,) = agent_stage.gpu_nodes(1, gpus=2)
+    with Proxy(account(fleet.cluster, node)) as proxy:
+        more: Json = {"kubeconfig": proxy.kubeconfig, "root": str(tmp_path), "taint_on_mismatch": True}
+        site = Site(fleet, node, settings=more)
+        site.start()
+        until(lambda: not site.untrue(), "it has reported")
+        for number, (write, moment) in enumerate((write, moment) for write in WRITES for moment in moments):
+            site.kill()
+            proxy.on(*write, do=Call(lambda _: site.kill(), at=moment, then=MOMENTS[moment]))
+            with ExitStack() as stack:
+                if write[1] in ("events", "nodes"):
+                    stack.enter_context(thief(site, agent_stage, f"thief-{number}", tmp_path))
+                provoke(site, write)
+                site.start()
+                until(lambda: not site.is_running, f"killed at {write}, {moment}")
+                proxy.heal()
+                site.start()
+                if write[1] in ("events", "nodes"):
+                    agent_stage.wait_event(f"thief-{number}", "DeviceMismatch")
+                    until(lambda: is_tainted(site), "the node is tainted")
+            until(lambda: not site.untrue() and not is_tainted(site), f"true after {write}, {moment}")
+    fleet.cluster.kubectl("delete", "-f", str(tmp_path / "role.yaml"))
+
+
+def provoke(site: Site, write: tuple[str, str]) -> None:
+    """Let the next agent have a reason for this write."""
+    match write:
+        case ("create", "gpunodestatuses"):
+            site.delete(site.report_path)
+        case ("create", "leases"):
+            site.delete(LEASES + site.node)
+        case ("patch", "nodes/status"):
+            (site.mend if 1 in site.ill else site.harm)(1)
+
+
+@contextmanager
+def thief(site: Site, stage: Stage, name: str, root: Path) -> Iterator[None]:
+    """Run a pod on the node with a process on a device that it was not given."""
+    body = pod(name, nodeName=site.node)
+    uid = site.api.request("POST", stage.pods_path, body)["metadata"]["uid"]
+    with holding(site.fleet.hardware[site.node], 0, root, uid):
+        yield
+
+
+def is_tainted(site: Site) -> bool:
+    taints = site.found(site.node_path)["spec"].get("taints", [])
+    return names.MISMATCH_TAINT in {each["key"] for each in taints}
