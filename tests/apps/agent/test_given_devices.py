@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gpu_orchestrator.adapters.kubelet.pod_resources import GivenDevices
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatusStatus, NodeDevice
@@ -137,3 +138,15 @@ async def test_pod_that_nobody_knows_is_reported_by_its_name() -> None:
 async def test_unknown_pod_is_the_unknown_user_of_its_device() -> None:
     site = Site((OTHER,), pods={})
     assert await site.users(users(GPU_1="uid-c")) == users(GPU_1="uid-c")
+
+
+async def test_pod_of_a_plugin_with_names_of_its_own_is_known_as_such() -> None:
+    site = Site((GivenDevices("team", "train", "nvidia.com/gpu", ("GPU-0-3",)),))
+    with capture_logs() as logs:
+        for _ in range(2):
+            assert await site.users() == {}
+            assert site.given.unplaced == {"uid-a"}
+    assert [each["pod_uids"] for each in logs] == [["uid-a"]], "told once"
+    site.listed = (TRAIN,)
+    assert await site.users() == HELD
+    assert site.given.unplaced == frozenset()

@@ -195,6 +195,13 @@ async def test_server_that_is_away_is_asked_again_at_the_next_look() -> None:
     assert site.alarms == 1.0
 
 
+def test_pod_whose_devices_have_unknown_names_may_use_any() -> None:
+    a, b = frozenset({"uid-a"}), frozenset({"uid-b"})
+    on_device = {"GPU-0": a | b, "GPU-1": b}
+    assert mismatch.excused({"GPU-2": a}, on_device, b) == {"GPU-0": b, "GPU-1": b, "GPU-2": a}
+    assert mismatch.excused({"GPU-0": a}, on_device, frozenset())["GPU-0"] == a
+
+
 def test_uses_of_devices_without_an_id_are_left_out() -> None:
     found = mismatch.uses({"GPU-3": frozenset({"uid-a"}), "GPU-9": frozenset({"b"})}, {"GPU-3": 3})
     assert found == {USE}

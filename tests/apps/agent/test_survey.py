@@ -176,5 +176,19 @@ def test_users_are_those_of_processes_and_of_the_kubelet() -> None:
     ]
     b, unknown = ("ns", "b"), ("ns", "unknown")
     assert usage.of_kubelet(seen, given) == {"GPU-0": [b], "GPU-1": [b, unknown]}
+    assert usage.unplaced(seen, given) == set(), "some of what it got is known"
     users = {"GPU-0": frozenset({"pod-b"})}
     assert usage.joined(usage.of_processes(seen), users)["GPU-0"] == frozenset({"pod-a", "pod-b"})
+
+
+def test_plugin_of_gke_names_device_files() -> None:
+    seen = look(device(0, minor=1), device(1, minor=0), device(2))
+    given = [
+        GivenDevices("ns", "a", "nvidia.com/gpu", ("nvidia1",)),
+        GivenDevices("ns", "b", "nvidia.com/gpu", ("nvidia0/vgpu1",)),
+        GivenDevices("ns", "c", "nvidia.com/gpu", ("nvidia0/gi3",)),
+        GivenDevices("ns", "d", "nvidia.com/gpu", ("nvidia2",)),
+        GivenDevices("ns", "e", "example.com/rdma", ("nic0",)),
+    ]
+    assert usage.of_kubelet(seen, given) == {"GPU-0": [("ns", "a")], "GPU-1": [("ns", "b")]}
+    assert usage.unplaced(seen, given) == {("ns", "c"), ("ns", "d")}

@@ -23,7 +23,8 @@ class Slice:
 @dataclass(frozen=True, slots=True)
 class Device:
     """A GPU, or an instance of a GPU in MIG mode, which is then not listed itself. `index` is the number of
-    the device on this machine; `uuid` never changes. `numa` is -1 and `pci_bus_id` empty where unknown."""
+    the device on this machine; `uuid` never changes. `minor` is the number of NVIDIA's device file. It and
+    `numa` are -1 and `pci_bus_id` empty where unknown."""
 
     index: int
     uuid: str
@@ -34,6 +35,7 @@ class Device:
     numa: int = -1
     pci_bus_id: str = ""
     mig: Slice | None = None
+    minor: int = -1
 
     @property
     def board(self) -> str:

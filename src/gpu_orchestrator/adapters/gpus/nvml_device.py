@@ -48,6 +48,7 @@ def _gpu(handle: Any, index: int, uuid: str, driver: str, root: Path) -> Device:
         driver_version=driver,
         numa=near if near >= 0 else value_or(lambda: pynvml.nvmlDeviceGetNumaNodeId(handle), -1),
         pci_bus_id=address,
+        minor=value_or(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), -1),
     )
 
 

@@ -8,6 +8,8 @@ have their whole grace period to end. An agent that starts again goes on from it
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
 
+import structlog
+
 from gpu_orchestrator.adapters.kubelet.pod_resources import GivenDevices, PodResources
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatusStatus
 from gpu_orchestrator.apps.agent import usage
@@ -16,6 +18,8 @@ from gpu_orchestrator.apps.agent.usage import Name, Users
 
 KEEP_S = 60.0
 """How long the kubelet's last answer counts while it does not answer."""
+
+log = structlog.get_logger()
 
 
 class Given:
@@ -37,6 +41,8 @@ class Given:
         self._listed: Users = {}
         self._answered_at = clock()
         self._held: Users = {}
+        self.unplaced: frozenset[str] = frozenset()
+        """Pods that got devices under names that are not known here, by UID."""
 
     def recall(self, report: GpuNodeStatusStatus | None) -> None:
         """Start from the last report. Of users that are still there, the kubelet or a process will tell."""
@@ -59,11 +65,17 @@ class Given:
     def _resolved(self, look: Look, answer: Collection[GivenDevices], on_device: Users) -> Users:
         """Return who was given what. A pod that was deleted has the UID that it had; one that was never
         there has that of an unknown user of the device, else its name in place of one."""
-        given = usage.of_kubelet(look, answer)
-        pods = {pod for found in given.values() for pod in found}
+        given, unplaced = usage.of_kubelet(look, answer), usage.unplaced(look, answer)
+        pods = {pod for found in given.values() for pod in found} | unplaced
         self._uids = {pod: uid for pod in pods if (uid := self._uid_of(*pod) or self._uids.get(pod))}
+        self._note(frozenset(self._uids[pod] for pod in unplaced if pod in self._uids))
         candidates = usage.joined(on_device, self._held)
         return {uuid: self._users(found, candidates.get(uuid, frozenset())) for uuid, found in given.items()}
+
+    def _note(self, unplaced: frozenset[str]) -> None:
+        if unplaced - self.unplaced:
+            log.warning("kubelet gave devices under names that are not known here", pod_uids=sorted(unplaced))
+        self.unplaced = unplaced
 
     def _users(self, pods: Iterable[Name], candidates: frozenset[str]) -> frozenset[str]:
         unknown = frozenset(uid for uid in candidates if not self._is_known(uid))

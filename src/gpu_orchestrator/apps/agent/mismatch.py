@@ -1,8 +1,9 @@
 """Compare the pods that use a device with those that were given it, and raise an alarm where they differ.
 
 A pod was given a device if the device's Lease names the pod, or if the kubelet gave it the device through a
-device plugin. The Lease is read when a pod is first seen on a device, and again while they differ: no agent
-watches the leases of the whole cluster.
+device plugin. A plugin may have names of its own for devices; then nobody can say which ones its pods were
+given, and no alarm is raised about them. The Lease is read when a pod is first seen on a device, and again
+while they differ: no agent watches the leases of the whole cluster.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder, Reference, about
 from gpu_orchestrator.api import claims, deviceleases, names
 from gpu_orchestrator.api.kubernetes import LEASES, PODS, Node, Pod
+from gpu_orchestrator.apps.agent import usage
 from gpu_orchestrator.apps.agent.metrics import Metrics
 from gpu_orchestrator.apps.agent.settings import Settings
 
@@ -122,6 +124,14 @@ class Mismatches:
         elif node := self._node():
             note = f"a process of pod UID {use.uid}, which is not there any more, uses {what}; end it"
             self._recorder.warning(_reference(node), names.DEVICE_MISMATCH, note)
+
+
+def excused(
+    given: Mapping[str, frozenset[str]], on_device: Mapping[str, frozenset[str]], unplaced: frozenset[str]
+) -> dict[str, frozenset[str]]:
+    """Return what the kubelet gave, or may have given: all that the pods use of which that is not known."""
+    may = {uuid: uids & unplaced for uuid, uids in on_device.items()}
+    return usage.joined(given, may)
 
 
 def uses(users: Mapping[str, frozenset[str]], ids: Mapping[str, int]) -> frozenset[Use]:

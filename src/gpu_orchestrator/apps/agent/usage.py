@@ -1,6 +1,7 @@
 """Which pods use a device: those whose processes are on it, and those that the kubelet gave it to. Pure."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 
 from gpu_orchestrator.adapters.kubelet.pod_resources import GivenDevices
 from gpu_orchestrator.api import names
@@ -12,8 +13,8 @@ Name = tuple[str, str]
 """Namespace and name of a pod."""
 LONGEST_UID = 128
 
-_REPLICA = "::"
-"""NVIDIA's device plugin names the shares of a time-sliced GPU `<uuid>::<number>`."""
+_REPLICA = re.compile("::|/vgpu")
+"""NVIDIA's device plugin names the shares of a time-sliced GPU `<uuid>::<number>`, GKE's `nvidia0/vgpu1`."""
 
 
 def of_processes(look: Look, without: str | None = None) -> Users:
@@ -29,17 +30,27 @@ def of_processes(look: Look, without: str | None = None) -> Users:
 
 def of_kubelet(look: Look, given: Iterable[GivenDevices]) -> dict[str, list[Name]]:
     """Return the pods that the kubelet gave a device to, by namespace and name."""
-    uuids = _by_plugin_name(look)
     users: dict[str, list[Name]] = {}
-    for each in given:
-        if not names.is_gpu_resource(each.resource):
-            continue
-        pod = (each.namespace, each.pod)
-        for name in each.ids:
-            uuid = uuids.get(name.partition(_REPLICA)[0].lower())
-            if uuid and pod not in users.setdefault(uuid, []):
-                users[uuid].append(pod)
+    for pod, uuid in _placed(look, given):
+        if uuid and pod not in users.setdefault(uuid, []):
+            users[uuid].append(pod)
     return users
+
+
+def unplaced(look: Look, given: Iterable[GivenDevices]) -> set[Name]:
+    """Return the pods that got devices under names of which none is known here: those of a plugin that has
+    names of its own. Which devices they may use, nobody can say."""
+    placed = list(_placed(look, given))
+    return {pod for pod, _ in placed} - {pod for pod, uuid in placed if uuid}
+
+
+def _placed(look: Look, given: Iterable[GivenDevices]) -> Iterator[tuple[Name, str]]:
+    """Return each pod and device; the UUID is empty if the name of the device is not known."""
+    uuids = _by_plugin_name(look)
+    for each in given:
+        if names.is_gpu_resource(each.resource):
+            for name in each.ids:
+                yield (each.namespace, each.pod), uuids.get(_REPLICA.split(name.lower())[0], "")
 
 
 def nameless(pod: Name) -> str:
@@ -48,14 +59,16 @@ def nameless(pod: Name) -> str:
 
 
 def _by_plugin_name(look: Look) -> dict[str, str]:
-    """Return the UUID of each device by the names that device plugins have for it: UUID or PCI address, the
-    latter with a domain of four digits or eight."""
+    """Return the UUID of each device by the names that device plugins have for it: UUID, PCI address with a
+    domain of four digits or eight, or as GKE's does, that of NVIDIA's device file."""
     found: dict[str, str] = {}
     for device in look.devices:
         found[device.uuid.lower()] = device.uuid
         if device.pci_bus_id and not device.mig:
             address = device.pci_bus_id.lower()
             found[address] = found[address[-12:]] = device.uuid
+        if device.minor >= 0 and not device.mig:
+            found[f"nvidia{device.minor}"] = device.uuid
     return found
 
 
