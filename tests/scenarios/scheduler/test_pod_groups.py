@@ -11,7 +11,7 @@ OLD_SERVERS = "gpu-scheduler-podgroups: list podgroups"
 """For those that do not stream lists."""
 GRANTED = rights.granted("scheduler-podgroups/role.yaml")
 FOR_ALL = ("/apis/scheduling.k8s.io/v1alpha2", "selfsubjectaccessreviews")
-"""Any user may ask whether PodGroups are served, and what he himself may do."""
+"""Any user may ask whether PodGroups are served, and what they may do themselves."""
 
 
 def members(group: str, count: int, gpus: int = 8, *, prefix: str = "", **more: object) -> list[Json]:
