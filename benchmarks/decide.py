@@ -1,8 +1,9 @@
 """Measure the time of a decision, the engine's rate and a large cluster's memory: `make bench-decide`.
 
 Clusters are half full, of nodes with eight GPUs. Ten request shapes take turns. Every decision is placed, and
-releases keep the cluster half full, so each decision finds the cluster changed by the ones before. It ends
-with one line of JSON.
+releases keep the cluster half full, so each decision finds the cluster changed by the ones before. Then an
+engine takes in a stream of requests: alone, beside a backlog, and spread over queues with quota, in each of
+which others wait. It ends with one line of JSON.
 """
 
 import argparse
@@ -25,14 +26,25 @@ from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide
 from gpu_orchestrator.core.node import Node, node
 from gpu_orchestrator.core.policy import Policy
+from gpu_orchestrator.core.queue_terms import QueueTerms
 from gpu_orchestrator.core.request import Expression, Request, Term, request
 from gpu_orchestrator.engine.engine import Engine
-from gpu_orchestrator.engine.events import NodeUpdated, Place, Placed, RequestAdded, RequestRemoved
+from gpu_orchestrator.engine.events import (
+    Event,
+    NodeUpdated,
+    Place,
+    Placed,
+    QueueUpdated,
+    RequestAdded,
+    RequestRemoved,
+)
 from gpu_orchestrator.policies.registry import STRATEGIES, Registry
 
 SIZES = (500, 1213, 5000, 20_000)
 ISLANDS = {(a, b): 600 for half in (range(4), range(4, 8)) for a in half for b in half if a < b}
 GIB = 1 << 30
+MOST_PER_QUEUE = 64
+"""GPUs: more than a queue uses of the stream by far, so that what waits for all of it goes on waiting."""
 REGISTRY = Registry()
 
 
@@ -40,9 +52,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of nodes")
     parser.add_argument("--decisions", type=int, default=4000, help="decisions timed per strategy and size")
+    parser.add_argument("--queues", type=int, default=1000, help="queues with quota")
     args = parser.parse_args()
     times = {n: {name: decision_times(n, name, args.decisions) for name in STRATEGIES} for n in args.sizes}
-    alone, beside = engine_rates(min(5000, max(args.sizes)), backlog=10_000)
+    alone, beside, queued, ratio = engine_rates(
+        min(5000, max(args.sizes)), backlog=10_000, queues=args.queues
+    )
     result: dict[str, Any] = {
         "median_us": {n: {name: _us(median(each)) for name, each in row.items()} for n, row in times.items()},
         "p99_us": {
@@ -52,6 +67,8 @@ def main() -> None:
         "copy_us": {n: _us(copy_time(n)) for n in args.sizes},
         "engine_per_s": round(alone),
         "engine_with_backlog_per_s": round(beside),
+        "engine_with_queues_per_s": round(queued),
+        "ratio_queues": round(ratio, 3),
         "memory_mb": {max(args.sizes): round(memory_mb(max(args.sizes)), 1)},
         "load": [round(each, 2) for each in os.getloadavg()],
     }
@@ -100,27 +117,37 @@ def half_full(nodes: int, rng: random.Random) -> tuple[Cluster, list[Placement]]
     return cluster, held
 
 
-def engine_rates(nodes: int, *, backlog: int, slices: int = 20) -> tuple[float, float]:
-    """Return requests per second from added to placed, confirmed and removed, without IO: alone, and beside
-    a backlog of `backlog` requests that never fit. Both take turns, slice by slice, so that other load on the
-    machine disturbs both."""
-    plain, laden = _Run(nodes), _Run(nodes)
+def engine_rates(
+    nodes: int, *, backlog: int, queues: int, slices: int = 20
+) -> tuple[float, float, float, float]:
+    """Return requests per second from added to placed, confirmed and removed, without IO: alone, beside a
+    backlog of `backlog` requests that never fit, and spread over queues; last, the third by the first. They
+    take turns, slice by slice, so that other load on the machine disturbs all."""
+    plain, laden, queued = _Run(nodes), _Run(nodes), _Run(nodes, queues)
     for i in range(backlog):
         laden.engine.handle(RequestAdded(request(f"never-{i}", 16 + i % 100)), 0.0)
-    rates = [(plain.rate(), laden.rate()) for _ in range(slices)]
-    return median(each[0] for each in rates), median(each[1] for each in rates)
+    rates = [(plain.rate(), laden.rate(), queued.rate()) for _ in range(slices)]
+    alone, beside, spread = (median(column) for column in zip(*rates, strict=True))
+    return alone, beside, spread, median(each[2] / each[0] for each in rates)
 
 
 class _Run:
-    """One engine under a steady stream of requests."""
+    """One engine under a steady stream of requests. Of `queues`, each gets its part of the stream, and one
+    request waits in each for all that it may use."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, queues: int = 0) -> None:
         self.engine = Engine(REGISTRY.policy_of, random.Random(1))
         self.stream, self.rng, self.nodes = numbered(ten_shapes()), random.Random(2), nodes
         self.held: list[str] = []
+        self.queues, self.now = [f"queue-{i}" for i in range(queues)], 0.0
         for i in range(nodes):
             self.engine.handle(NodeUpdated(_node(i)), 0.0)
+        most = {"*": MOST_PER_QUEUE * 1000}
+        terms = [QueueTerms(name, "all", limit=most) for name in self.queues]
+        self.engine.handle_all([QueueUpdated(each) for each in (QueueTerms("all"), *terms)], 0.0)
         self.rate(2 * nodes)
+        for name in self.queues:
+            self._tell(RequestAdded(request(f"waits-{name}", MOST_PER_QUEUE, queue=name)))
 
     def rate(self, requests: int = 1000) -> float:
         start = perf_counter()
@@ -129,12 +156,19 @@ class _Run:
         return requests / (perf_counter() - start)
 
     def _one(self) -> None:
-        for action in self.engine.handle(RequestAdded(next(self.stream)), 0.0):
-            if isinstance(action, Place):
-                self.engine.handle(Placed(action.request.key), 0.0)
-                self.held.append(action.request.key)
+        asked = next(self.stream)
+        if self.queues:
+            asked = replace(asked, queue=self.rng.choice(self.queues))
+        self._tell(RequestAdded(asked))
         if len(self.held) > self.nodes:
-            self.engine.handle(RequestRemoved(self.held.pop(self.rng.randrange(len(self.held)))), 0.0)
+            self._tell(RequestRemoved(self.held.pop(self.rng.randrange(len(self.held)))))
+
+    def _tell(self, event: Event) -> None:
+        self.now += 0.001
+        for action in self.engine.handle(event, self.now):
+            if isinstance(action, Place):
+                self.engine.handle(Placed(action.request.key), self.now)
+                self.held.append(action.request.key)
 
 
 def copy_time(nodes: int) -> float:
@@ -208,7 +242,9 @@ def show(result: dict[str, Any]) -> None:
     console = Console()
     console.print(table)
     rates = (
-        f"{result['engine_per_s']:,} requests/s, {result['engine_with_backlog_per_s']:,} beside 10,000 parked"
+        f"{result['engine_per_s']:,} requests/s, "
+        f"{result['engine_with_backlog_per_s']:,} beside 10,000 parked, "
+        f"{result['engine_with_queues_per_s']:,} in queues ({result['ratio_queues']} of those alone)"
     )
     console.print(f"engine without IO: {rates}")
     console.print(f"copy in µs by nodes {result['copy_us']}")

@@ -42,7 +42,9 @@ class Toy:
 
 
 PURE = {
-    "bench-decide": Toy("--sizes 20 --decisions 100", {"median_us", "p99_us", "engine_per_s"}),
+    "bench-decide": Toy(
+        "--sizes 20 --decisions 100 --queues 20", {"median_us", "p99_us", "engine_per_s", "ratio_queues"}
+    ),
     "bench-models": Toy("--tasks 40 --seeds 1", {"swaps_ratio", "makespan_ratio", "max_wait_s"}),
     "bench-takeover": Toy("--nodes 3 --rounds 1 --before src", {"cpu_s", "grown_mb", "ratio"}),
 }

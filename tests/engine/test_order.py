@@ -3,6 +3,8 @@
 import pytest
 
 from gpu_orchestrator.core.device import LARGE_MIB
+from gpu_orchestrator.core.queue_terms import QueueTerms
+from gpu_orchestrator.core.queues import Queues
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.fair_share import BEGINNING_S, FairShare
 from gpu_orchestrator.engine.order import FairBands, Order, PriorityThenTime
@@ -78,18 +80,22 @@ def test_cost_of_holding(asked: Request, cost: float) -> None:
     assert FairBands().cost(asked) == pytest.approx(cost)
 
 
+def turn(fair_share: FairShare, flow: str) -> float:
+    return fair_share.start(flow)[-1]
+
+
 def test_holding_is_charged_over_time_while_others_wait() -> None:
     fair_share = FairShare()
     fair_share.pass_time(100.0)
     fair_share.take("a", "u", 2.0)
     fair_share.joins("v")
     fair_share.pass_time(103.0)
-    assert (fair_share.start("u"), fair_share.start("v")) == (6.0, 0.0)
+    assert (turn(fair_share, "u"), turn(fair_share, "v")) == (6.0, 0.0)
     fair_share.let_go("a")
     fair_share.pass_time(110.0)
-    assert fair_share.start("u") == 6.0, "what it let go of counts no longer"
+    assert turn(fair_share, "u") == 6.0, "what it let go of counts no longer"
     fair_share.pass_time(90.0)
-    assert fair_share.start("u") == 6.0, "a clock that goes back counts nothing"
+    assert turn(fair_share, "u") == 6.0, "a clock that goes back counts nothing"
 
 
 @pytest.mark.parametrize(("most", "counted"), [(None, True), (1, False)])
@@ -99,15 +105,15 @@ def test_holding_is_free_while_no_other_flow_could_use_it(most: int | None, coun
     fair_share.take("a", "u", 1.0)
     fair_share.joins("u")
     fair_share.pass_time(365 * 86_400.0)
-    assert fair_share.start("u") == 0.0, "only it waits itself"
+    assert turn(fair_share, "u") == 0.0, "only it waits itself"
     fair_share.take("b", "v", 1.0)
     fair_share.allow("v", most)
     fair_share.joins("v")
     fair_share.pass_time(365 * 86_400.0 + 5)
-    assert fair_share.start("u") == (5.0 if counted else 0.0), "a full flow wants nothing"
+    assert turn(fair_share, "u") == (5.0 if counted else 0.0), "a full flow wants nothing"
     fair_share.leaves("v")
     fair_share.pass_time(366 * 86_400.0)
-    assert fair_share.start("u") == (5.0 if counted else 0.0)
+    assert turn(fair_share, "u") == (5.0 if counted else 0.0)
 
 
 def test_flow_at_its_limit_is_skipped_until_it_releases() -> None:
@@ -145,7 +151,7 @@ def test_tenant_that_was_away_has_saved_up_no_turns() -> None:
     fair_share = FairShare()
     for _ in range(100):
         fair_share.charge("busy", 1.0)
-    assert fair_share.start("away") == pytest.approx(fair_share.start("busy") - BEGINNING_S)
+    assert turn(fair_share, "away") == pytest.approx(turn(fair_share, "busy") - BEGINNING_S)
 
 
 def test_removed_request_is_skipped() -> None:
@@ -161,3 +167,53 @@ def test_removed_request_is_skipped() -> None:
     assert len(queue) == 50
     first = queue.pop()
     assert first is crowd[150]
+
+
+def tree(*terms: QueueTerms) -> Queues:
+    queues = Queues()
+    for each in terms:
+        queues.update(each)
+    return queues
+
+
+def test_what_is_had_in_a_queue_counts_in_those_above_it() -> None:
+    fair_share = FairShare(
+        tree(QueueTerms("org"), QueueTerms("a", "org"), QueueTerms("b", "org"), QueueTerms("x"))
+    )
+    fair_share.charge("a", 1.0)
+    assert fair_share.start("x") < fair_share.start("b") < fair_share.start("a"), "org had more than x"
+
+
+def test_queue_that_uses_less_than_it_is_guaranteed_comes_first() -> None:
+    queues = tree(QueueTerms("a", guaranteed={"*": 1000}), QueueTerms("b", weight=100.0))
+    fair_share = FairShare(queues)
+    fair_share.charge("a", 1.0)
+    assert fair_share.start("a") < fair_share.start("b")
+    queues.take("p", "a", (("L4", 1000),))
+    assert fair_share.start("a") > fair_share.start("b")
+    before = fair_share.backs
+    queues.let_go("p")
+    assert (fair_share.start("a") < fair_share.start("b"), fair_share.backs) == (True, before + 1)
+
+
+def test_queue_that_gets_another_one_above_it_keeps_what_it_owes() -> None:
+    queues = tree(QueueTerms("a"), QueueTerms("b"))
+    fair_share = FairShare(queues)
+    for _ in range(3):
+        fair_share.charge("a", 1.0)
+    for each in (QueueTerms("org"), QueueTerms("a", "org"), QueueTerms("b", "org")):
+        queues.update(each)
+    fair_share.rearrange()
+    assert fair_share.start("b") < fair_share.start("a")
+    assert len(fair_share.start("a")) == 6
+
+
+def test_many_flows_are_not_charged_at_every_event() -> None:
+    fair_share = FairShare()
+    for number in range(1000):
+        fair_share.take(f"p{number}", f"u{number}", 1.0)
+    fair_share.joins("v")
+    fair_share.pass_time(0.1)
+    assert turn(fair_share, "u1") == 0.0
+    fair_share.pass_time(3.0)
+    assert turn(fair_share, "u1") == pytest.approx(3.0)

@@ -81,6 +81,8 @@ class Queues:
         """Changes whenever the answer of `judge` may have."""
         self.freed: set[str] = set()
         """Queues in which, or below which, something was let go; emptied by the caller."""
+        self.backs = 0
+        """How often a queue came to use less than it is guaranteed."""
         self.has_changed = False
         """True if all queues may have more room; set to False by the caller."""
 
@@ -158,7 +160,9 @@ class Queues:
             self._settle()  # counts all that is held now
         else:
             for each in node.path:
+                was_below = each.is_below
                 each.add(amounts, sign)
+                self.backs += each.is_below and not was_below
         if sign < 0:
             self.freed.update([each.name for each in node.path])
 
@@ -196,6 +200,7 @@ class Queues:
     def _settle(self) -> None:
         if not self._is_settled:
             self._is_settled = True
+            self.backs += 1
             _connect(self._nodes)
             self._drop_unused()
             for node in sorted(self._nodes.values(), key=lambda each: -len(each.path)):

@@ -61,9 +61,10 @@ class Engine:
         explains: bool = True,
         models: ModelRules = ModelRules(),  # noqa: B008 - a frozen value
     ) -> None:
-        self._cache, self._fair_share, self._gangs = Cache(), FairShare(), Gangs(backoff or Backoff())
+        self._cache, self._gangs = Cache(), Gangs(backoff or Backoff())
         self.models = Models(models, self._cache)
         self._quota = Quota(self._cache)
+        self._fair_share = FairShare(self._quota.queues)
         self._queue = SchedulingQueue(self._fair_share, backoff or Backoff(), self.models.line, self._quota)
         self._in_flight = InFlight(max_in_flight)
         self._parts = Parts(

@@ -34,6 +34,8 @@ Found = tuple[Turn, Waiting]
 class HeldBack:
     def __init__(self, quota: Quota, turn_of: Callable[[Waiting], Turn]) -> None:
         self._quota, self._turn_of = quota, turn_of
+        self._backs: dict[str, int] = {}
+        """When a turn last became earlier, as of the last look at what is listed at a queue."""
         self._at: dict[str, dict[int, list[Entry]]] = {}
         self._news: dict[str, None] = {}
         """Queues in which something was let go, and at which a line may still be listed that it helps."""
@@ -105,6 +107,10 @@ class HeldBack:
         node, by_need = self._quota.queues.node(name), self._at.get(name, {})
         room = node.cap.total - node.total if node else 0
         best: Found | None = None
+        if self._backs.get(name) != (backs := self._quota.queues.backs):
+            self._backs[name] = backs
+            for heap in by_need.values():
+                self._sort_again(heap)
         for need in [each for each in by_need if each <= room]:
             found = self._first_of(name, by_need[need])
             if found is not None and (best is None or found < best):
@@ -113,7 +119,14 @@ class HeldBack:
                 del by_need[need]
         if not by_need:
             self._at.pop(name, None)
+            self._backs.pop(name, None)
         return best
+
+    def _sort_again(self, heap: list[Entry]) -> None:
+        listed = {line: held for _, _, line, held in heap if line.held is held}
+        firsts = [(first, line) for line in listed if (first := line.heap.first()) is not None]
+        heap[:] = [(self._turn_of(first), next(self._numbers), line, listed[line]) for first, line in firsts]
+        heapify(heap)
 
     def _first_of(self, name: str, heap: list[Entry]) -> Found | None:
         """Return the first of these that has room now. What another queue holds back is listed there."""

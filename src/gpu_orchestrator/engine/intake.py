@@ -70,6 +70,7 @@ class Intake:
 
     def _queues_changed(self, changed: bool) -> None:
         if changed:
+            self._fair_share.rearrange()
             self._gangs.something_freed()
 
     def _set_node(self, node: Node) -> None:

@@ -35,19 +35,20 @@ def even(_: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PriorityThenTime:
-    """Highest priority first, then the earliest, as Kubernetes does."""
+    """Highest priority first, then the earliest, as Kubernetes does. Queues with quota take turns, and those
+    in no queue are one more; then this is the order inside each."""
 
     def lane(self, request: Request) -> int:
         return 0
 
     def flow(self, request: Request) -> str:
-        return ""
+        return request.queue
 
     def rank(self, request: Request, since: float) -> tuple[float, ...]:
         return -request.priority, since
 
     def cost(self, request: Request) -> float:
-        return 0.0
+        return gpus_of(request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,12 @@ class FairBands:
         return (since - request.priority * self.point_s,)
 
     def cost(self, request: Request) -> float:
-        """GPUs requested, a part of a GPU by the larger of its share and its memory. A request without GPUs
-        costs a little, or its tenant could starve the others."""
-        shape = request.shape
-        part = (
-            shape.milli / WHOLE if shape.exclusive else max(shape.milli / WHOLE, shape.memory_mib / LARGE_MIB)
-        )
-        return max(shape.gpus * min(part, 1.0), LEAST) / self.weight_of(request.tenant)
+        return gpus_of(request) / self.weight_of(request.tenant)
+
+
+def gpus_of(request: Request) -> float:
+    """Return the GPUs requested, a part of a GPU by the larger of its share and its memory. A request without
+    GPUs costs a little, or its flow could starve the others."""
+    shape = request.shape
+    part = shape.milli / WHOLE if shape.exclusive else max(shape.milli / WHOLE, shape.memory_mib / LARGE_MIB)
+    return max(shape.gpus * min(part, 1.0), LEAST)

@@ -1,11 +1,11 @@
 """Requests to be decided, in order: by lane, by flow in turn, by rank. A flow at its limit is skipped."""
 
 from dataclasses import dataclass
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Request
-from gpu_orchestrator.engine.fair_share import FairShare
+from gpu_orchestrator.engine.fair_share import FairShare, Start
 from gpu_orchestrator.engine.rank_heap import RankHeap
 
 
@@ -82,11 +82,12 @@ class Queue:
 
 class _Lane:
     """The flows of one lane. `_flows` may hold too early a turn for a flow, never too late: turns only move
-    forward."""
+    forward, unless a queue comes to use less than it is guaranteed. `_backs` says when one last did."""
 
     def __init__(self) -> None:
         self._heaps: dict[str, RankHeap] = {}
-        self._flows: list[tuple[float, str]] = []
+        self._flows: list[tuple[Start, str]] = []
+        self._backs = 0
 
     def push(self, waiting: Waiting, fair_share: FairShare) -> None:
         heap = self._heaps.get(waiting.flow)
@@ -102,19 +103,23 @@ class _Lane:
         return any(not fair_share.is_full(flow) for _, flow in self._flows)
 
     def pop(self, fair_share: FairShare) -> Waiting | None:
-        passed_over: list[tuple[float, str]] = []
+        if self._backs != fair_share.backs:
+            self._backs = fair_share.backs
+            self._flows = [(fair_share.start(flow), flow) for _, flow in self._flows]
+            heapify(self._flows)
+        passed_over: list[tuple[Start, str]] = []
         try:
             return self._pop(fair_share, passed_over)
         finally:
             for entry in passed_over:
                 heappush(self._flows, entry)
 
-    def _pop(self, fair_share: FairShare, passed_over: list[tuple[float, str]]) -> Waiting | None:
+    def _pop(self, fair_share: FairShare, passed_over: list[tuple[Start, str]]) -> Waiting | None:
         while self._flows:
             turn, flow = self._flows[0]
             if fair_share.is_full(flow):
                 passed_over.append(heappop(self._flows))
-            elif (start := fair_share.start(flow)) > turn and len(self._flows) > 1:
+            elif len(self._flows) > 1 and (start := fair_share.start(flow)) > turn:
                 heapreplace(self._flows, (start, flow))
             elif (found := self._heaps[flow].pop()) is not None:
                 return found

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpu_orchestrator.core.columns import Floats, Ints, where
 from gpu_orchestrator.engine import slot_sets
-from gpu_orchestrator.engine.fair_share import FairShare
+from gpu_orchestrator.engine.fair_share import FairShare, Start
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.rank_heap import RankHeap
 
@@ -25,7 +25,7 @@ FEW = 8
 """Up to this number, lines are sorted one by one: numpy costs more than it saves there."""
 
 
-Turn = tuple[int, float, str, tuple[float, ...], int]
+Turn = tuple[int, Start, str, tuple[float, ...], int]
 """Lane, start of the flow, the flow, rank and number: the smaller, the earlier."""
 
 
@@ -145,7 +145,8 @@ class Turns:
     def _by_flow(self, lines: Ints) -> Iterator[Line]:
         flows, share = self._flow[lines], self._fair_share
         names = [self._flows.names[number] for number in where(np.bincount(flows) > 0).tolist()]
-        for _, flow in sorted((share.start(flow), flow) for flow in names if not share.is_full(flow)):
+        turns = [(share.start(flow), flow) for flow in names if not share.is_full(flow)]
+        for flow in _in_order(turns):
             number = self._flows.numbers[flow]
             yield from self._by_rank(lines if len(names) == 1 else lines[flows == number])
 
@@ -206,3 +207,11 @@ class _Numbers:
         if not self._lines[number]:
             del self.numbers[flow]
             self._unused.append(number)
+
+
+def _in_order(turns: list[tuple[Start, str]]) -> Iterator[str]:
+    """Yield the flows in turn; the first one costs no sorting."""
+    if turns:
+        first = min(turns)
+        yield first[1]
+        yield from [flow for _, flow in sorted(turns) if flow != first[1]]
