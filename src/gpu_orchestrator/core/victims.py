@@ -173,16 +173,16 @@ def _cheapest_on(
     sets, or None."""
     if not attempt.fits_without(on_node):
         return None
-    may_go = [each for each in on_node if _allows((each,), budgets)]
+    may_go = [each for each in on_node if allows((each,), budgets)]
     if len(may_go) < len(on_node) and not attempt.fits_without(may_go):
-        return _forbidding(on_node, budgets)
+        return forbidding(on_node, budgets)
     enough = _irreducible(attempt, may_go)
-    is_allowed = _allows(enough, budgets)
+    is_allowed = allows(enough, budgets)
     limit = cost(enough) if is_allowed else cost(may_go)
     if best is not None and best.cost <= limit:
         return (yield from _cheaper(attempt, may_go, budgets, best.cost))
     found = yield from _cheaper(attempt, may_go, budgets, limit if is_allowed else (limit[0] + 1, 0.0))
-    return found or (enough if is_allowed else _forbidding(may_go, budgets))
+    return found or (enough if is_allowed else forbidding(may_go, budgets))
 
 
 def _irreducible(attempt: "_Attempt", evictables: list[Evictable]) -> tuple[Evictable, ...]:
@@ -202,13 +202,13 @@ def _cheaper(
     """Try sets in order of their size; return the cheapest that costs less than the limit."""
     found: tuple[Evictable, ...] | None = None
     for size in range(1, len(on_node) + 1):
-        sets = sorted(combinations(on_node, size), key=cost) if _few(len(on_node), size) else []
+        sets = sorted(combinations(on_node, size), key=cost) if few(len(on_node), size) else []
         for chosen in sets:
             if cost(chosen) >= limit:
                 break
             if attempt.is_tired:
                 return found
-            if not (attempt.frees_enough(chosen) and _allows(chosen, budgets)):
+            if not (attempt.frees_enough(chosen) and allows(chosen, budgets)):
                 continue
             yield
             if attempt.fits_without(chosen):
@@ -219,7 +219,7 @@ def _cheaper(
     return found
 
 
-def _few(count: int, size: int) -> bool:
+def few(count: int, size: int) -> bool:
     """Return True if there are not too many sets of this size to sort them."""
     ways = 1
     for at in range(size):
@@ -227,12 +227,13 @@ def _few(count: int, size: int) -> bool:
     return ways <= MOST_CHECKS
 
 
-def _allows(chosen: Iterable[Evictable], budgets: Budgets) -> bool:
+def allows(chosen: Iterable[Evictable], budgets: Budgets) -> bool:
+    """Return True if the budgets allow that all of these are evicted."""
     used = Counter(name for evictable in chosen for name in evictable.budgets)
     return all(budgets.get(name, 0) >= count for name, count in used.items())
 
 
-def _forbidding(on_node: Iterable[Evictable], budgets: Budgets) -> str:
+def forbidding(on_node: Iterable[Evictable], budgets: Budgets) -> str:
     """Return the budget that allows the fewest of the evictions that were looked at."""
     used = Counter(name for evictable in on_node for name in evictable.budgets)
     return min(used, key=lambda name: (budgets.get(name, 0) - used[name], name))
