@@ -103,12 +103,17 @@ def test_several_of_a_shape_share_a_node_that_is_cleared() -> None:
 
 
 def test_pods_whose_owner_does_not_allow_it_stay() -> None:
-    answer = sought(4, movable(whole("p", "a", 0)), nodes="ab", stays=(whole("q", "a", 1), whole("r", "b", 0)))
+    answer = sought(
+        4, movable(whole("p", "a", 0)), nodes="ab", stays=(whole("q", "a", 1), whole("r", "b", 0))
+    )
     assert why(answer).endswith("no moves make room: on 2 nodes what is in the way may not be moved")
 
 
 def test_budget_is_kept_and_named() -> None:
-    guarded = movable(whole("p", "a", 0), budgets=("ml/web",)), movable(whole("q", "a", 1), budgets=("ml/web",))
+    guarded = (
+        movable(whole("p", "a", 0), budgets=("ml/web",)),
+        movable(whole("q", "a", 1), budgets=("ml/web",)),
+    )
     full = (whole("kept", "b", 0),)
     answer = sought(4, *guarded, nodes="ab", stays=full, budgets={"ml/web": 1})
     assert why(answer).endswith(
@@ -126,7 +131,8 @@ def test_gang_moves_whole_or_not() -> None:
 
 def test_gang_stays_in_one_domain() -> None:
     racks = tuple(
-        node(name, 4, labels={"rack": rack}) for name, rack in (("a", "1"), ("b", "2"), ("c", "3"), ("d", "3"))
+        node(name, 4, labels={"rack": rack})
+        for name, rack in (("a", "1"), ("b", "2"), ("c", "3"), ("d", "3"))
     )
     gang = movable(whole("g0", "a", 0, 1), whole("g1", "a", 2, 3), terms=GangTerms("g", 2, "rack"))
     stays = (whole("k1", "b", 0, 1), whole("k2", "c", 0, 1), whole("k3", "d", 0, 1))

@@ -42,7 +42,7 @@ __all__ = [
 
 
 # The annotations that we read, and how much of each.
-NODE_ANNOTATIONS = {names.NODE_DEVICES: 256 * 1024}
+NODE_ANNOTATIONS = {names.NODE_DEVICES: 256 * 1024, names.CLOSED_UNTIL: 64}
 VOLUME_ANNOTATIONS = {
     "volume.kubernetes.io/selected-node": 1024,
     "volume.beta.kubernetes.io/storage-class": 1024,

@@ -25,6 +25,8 @@ TOPOLOGY_REQUIRED = "gpu.scheduling/topology-required"
 TOPOLOGY_PREFERRED = "gpu.scheduling/topology-preferred"
 GANG_ANNOTATIONS = (GANG, GANG_SIZE, GANG_MIN, TOPOLOGY_REQUIRED, TOPOLOGY_PREFERRED)
 STRATEGY = "gpu.scheduling/strategy"
+MOVABLE = "gpu.scheduling/movable"
+"""With the value "true": the pod may be evicted to make room, by `gpu-orchestrator defrag --apply`."""
 ASKING_ANNOTATIONS = (CLAIM, CLAIM_TEMPLATE, GPUS)
 
 # Annotations that the scheduler sets in the same write that binds the pod.
@@ -100,6 +102,9 @@ VENDOR_OF = {
     "gpu.intel.com/xe": "intel",
 }
 GPU_RESOURCES = tuple(VENDOR_OF)
+
+# Annotation of a node that `defrag --apply` has cordoned: the time at which it opens it again, at the latest.
+CLOSED_UNTIL = "gpu.scheduling/closed-until"
 
 # What Kubernetes counts of a claimed pod: 1000 for each whole device, on nodes and in the first container.
 MILLIGPU = "gpu.scheduling/milligpu"

@@ -20,6 +20,7 @@ ANNOTATIONS = {
     **dict.fromkeys(
         (*names.ASKING_ANNOTATIONS, names.STRATEGY, *names.GANG_ANNOTATIONS, names.SHARING), 1024
     ),
+    names.MOVABLE: 8,
     names.ALLOCATED: 6 * 1024,
     names.VISIBLE_DEVICES: 16 * 1024,
 }

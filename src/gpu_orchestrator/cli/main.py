@@ -60,6 +60,9 @@ COMMANDS = (
     Command(
         "doctor", "doctor:doctor", OPERATE, "Check that everything is as it should be, and say what is not."
     ),
+    Command(
+        "defrag", "defrag:defrag", KUBERNETES, "Say which pods must move so that others find room; move them."
+    ),
     Command("backup", "backup:backup", OPERATE, "Write all tasks, results and keys into a file."),
     Command("restore", "backup:restore", OPERATE, "Restore a backup into an empty store."),
     Command(

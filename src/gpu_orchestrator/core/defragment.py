@@ -1,9 +1,9 @@
-"""Choose which pods to move so that a shape finds room: the fewest pods, and of equally few the ones that lose
+"""Choose which pods to move so that a shape finds room: the fewest pods, and of equally few those that lose
 the least work.
 
 Pure, like `victims`: the answer names what to move and where it could go, and the caller evicts. What moves
-together, a pod or a whole gang, is a `Movable`. It moves only to nodes that are not being cleared, and nothing
-moves to make room for something that moves.
+together, a pod or a whole gang, is a `Movable`. It moves only to nodes that are not being cleared, and
+nothing moves to make room for something that moves.
 """
 
 from collections import Counter
@@ -143,7 +143,8 @@ class _Search:
             row = self.order[at][1]
             name = self._name(row)
             is_used = any(each.node == name for each in room)
-            if self.checks <= 0 or not self._may_be_best(gone, FREE if is_used else self._floor(at, len(left))):
+            floor = FREE if is_used else self._floor(at, len(left))
+            if self.checks <= 0 or not self._may_be_best(gone, floor):
                 return
             for chosen in self._sets(row, gone, world):
                 after = world.copy()
@@ -267,9 +268,8 @@ class _Search:
             elif not self._fits(row, may_go, self.cluster) or not self._is_allowed(may_go):
                 blocked[forbidding([each.held for each in here], self.terms.budgets)] += 1
         is_complete = self.checks > 0 and len(self.order) == len(self.eligible)
-        return NoMoves(
-            answer.placed, answer.reason, stays, len(self.nowhere), tuple(sorted(blocked.items())), is_complete
-        )
+        forbidden = tuple(sorted(blocked.items()))
+        return NoMoves(answer.placed, answer.reason, stays, len(self.nowhere), forbidden, is_complete)
 
     def _name(self, row: int) -> str:
         node = self.cluster.inventory.nodes[row]

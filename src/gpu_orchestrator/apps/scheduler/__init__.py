@@ -46,11 +46,15 @@ Read the modules in this order:
   controllers/node_capacity  writes into a node's status how many thousandths of GPUs it has
   controllers/reporter       writes events and the PodScheduled condition
   controllers/sweep          compares leases, pods and claims at intervals, and repairs leftovers
+  defrag/look                for the command `defrag`: the cluster at one moment, as the scheduler counts it
+  defrag/movable             which bound pods may move, and how each would be asked for again
+  defrag/plan                what to make room for, and the moves that do it
+  defrag/perform             makes the moves: closes nodes, evicts, waits, opens them again
   metrics                    Prometheus metrics
   settings                   the settings file and flags
 
-Imports go down this list of folders: run, scheduler, executor › controllers › cycle, binding › accounting ›
-informers, actions, metrics.
+Imports go down this list of folders: defrag, run, scheduler, executor › controllers › cycle, binding ›
+accounting › informers, actions, metrics.
 
 These calls go back up, against that order:
 

@@ -34,6 +34,7 @@ from gpu_orchestrator.apps.scheduler.cycle.unbound_pods import UnboundPods
 from gpu_orchestrator.apps.scheduler.cycle.volume_plans import VolumePlans
 from gpu_orchestrator.apps.scheduler.informers import Stores
 from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.pod_rules import PodTerm
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.engine import Engine
@@ -258,6 +259,10 @@ class Coordinator:
         if uid in self.holdings:
             return "bound"  # also if another scheduler bound it
         return "pending" if uid in self.our_pods else "unknown"
+
+    def shunned_by(self, pod: Pod) -> tuple[PodTerm, ...]:
+        """Return the anti-affinity of pods that keeps this one away from them."""
+        return self._surroundings.shunned_by(pod)
 
     def _is_placed(self, uid: str) -> bool:
         return uid in self.binding or uid in self.holdings

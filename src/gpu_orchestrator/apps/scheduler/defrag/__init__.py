@@ -1,0 +1,1 @@
+"""`gpu-orchestrator defrag`: which pods would have to move so that a shape finds room, and moving them."""
