@@ -84,7 +84,7 @@ test-fast: $(VENV)/ready ## Pure code only: seconds, no server, no network [ARGS
 
 # What `check` does, too. mypy takes one core for half a minute: it runs beside the first tests, at low priority.
 # A coverage report takes a fifth longer (Python 3.11, without sys.monitoring: half as long again).
-test: $(VENV)/bench/ready $(VENV)/docs/ready $(VENV)/release/ready tools ## What every change must pass [WORKERS=4 COVERAGE=yes ARGS=...]
+test: $(VENV)/bench/ready $(VENV)/docs/ready $(VENV)/models/ready $(VENV)/release/ready tools ## What every change must pass [WORKERS=4 COVERAGE=yes ARGS=...]
 	@rm -f .coverage .coverage.*
 	@$(lint)
 	@nice $(BIN)/mypy & types=$$!; \
@@ -95,7 +95,7 @@ test: $(VENV)/bench/ready $(VENV)/docs/ready $(VENV)/release/ready tools ## What
 test-pythons: ## check and test-fast on each Python from 3.11 to 3.14 that is found here [ARGS=...]
 	@MAKE="$(MAKE)" $(PYTHON) scripts/pythons.py
 
-accept: $(VENV)/ready tools ## The same scenarios at full scale; continues after an interruption [ARGS=...]
+accept: $(VENV)/ready $(VENV)/models/ready tools ## The same scenarios at full scale; continues after an interruption [ARGS=...]
 	@$(BIN)/python -m pytest --scale=accept --timeout=3600 -o faulthandler_timeout=3590 --ledger=.accept $(ARGS)
 
 ##@ Measure it
@@ -221,9 +221,10 @@ lock: $(VENV)/ready ## Resolve requirements/*.in into hash-locked *.txt [ARGS=--
 	  $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-annotate --custom-compile-command "make lock" -c requirements/dev.txt $(ARGS) \
 	    requirements/runtime.in requirements/$$name.in -o requirements/$$name.txt; done
-	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-	  --no-annotate --custom-compile-command "make lock" -c requirements/dev.txt $(ARGS) \
-	  requirements/build.in -o requirements/build.txt
+	@for name in build models; do \
+	  $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	    --no-annotate --custom-compile-command "make lock" -c requirements/dev.txt $(ARGS) \
+	    requirements/$$name.in -o requirements/$$name.txt; done
 
 clean: ## Remove what `make` made in this folder (the cache of built binaries stays)
 	@rm -rf dist $(VENV) .venv-3.* .accept site .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
@@ -254,6 +255,13 @@ $(VENV)/bench/ready: $(VENV)/ready requirements/bench.txt
 $(VENV)/docs/ready: $(VENV)/ready requirements/docs.txt
 	@$(BIN)/uv venv -q --clear --python $(BIN)/python $(VENV)/docs
 	@$(BIN)/uv pip sync -q --compile-bytecode --require-hashes --python $(VENV)/docs/bin/python requirements/docs.txt
+	@touch $@
+
+# What the handlers of models need, on top of our own environment: torch is large, and only tests of models load it.
+$(VENV)/models/ready: $(VENV)/ready requirements/models.txt
+	@$(BIN)/uv venv -q --clear --python $(BIN)/python $(VENV)/models
+	@$(BIN)/uv pip sync -q --require-hashes --python $(VENV)/models/bin/python requirements/models.txt
+	@$(BIN)/python scripts/add_packages.py $(VENV)/models/bin/python
 	@touch $@
 
 # What looks at packages before they are published, apart from our own environment.

@@ -18,6 +18,7 @@ def test_requirements_match_pyproject() -> None:
     assert listed("manager") == project["optional-dependencies"]["manager"]
     assert listed("webhook") == project["optional-dependencies"]["webhook"]
     assert listed("celery") == project["optional-dependencies"]["celery"]
+    assert listed("models") == project["optional-dependencies"]["models"]
     assert listed("agent") == project["optional-dependencies"]["agent"]
 
 

@@ -22,7 +22,13 @@ from scripts.release import checks, git
 
 ROOT = Path(__file__).parents[2]
 NAME = "gpu-orchestrator"
-LOCKS = {"runtime": "", "manager": "manager", "celery": "celery", "kubernetes": "webhook, agent"}
+LOCKS = {
+    "runtime": "",
+    "manager": "manager",
+    "celery": "celery",
+    "models": "models",
+    "kubernetes": "webhook, agent",
+}
 """The lists of what runs, and the extras of the package that each is for; not those of tests."""
 PIN = re.compile(r"^(?P<name>[\w.-]+)==(?P<version>[^\s;]+)(?: ; (?P<marker>.*?))? \\$")
 HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")

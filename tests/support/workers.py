@@ -34,8 +34,9 @@ class Worker:
         token: str = TOKEN,
         name: str = "w",
         before: Sequence[str] = (),
+        program: Sequence[str] = (warm.PROGRAM,),
     ) -> None:
-        self.name, self.mark = name, uuid4().hex
+        self.name, self.mark, self._program = name, uuid4().hex, program
         self.log = log
         environment = compiled() | {MARK: self.mark, "GPU_ORCHESTRATOR_TOKEN": token}
         given = ["--server", server, *options]
@@ -50,7 +51,7 @@ class Worker:
             )
 
     def _command(self, given: list[str], environment: dict[str, str]) -> list[str]:
-        return [warm.PROGRAM, "worker", "--name", self.name, *given]
+        return [*self._program, "worker", "--name", self.name, *given]
 
     @property
     def agent(self) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import warm
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_server import Peer, serving
 from tests.support.workers import Worker, gone_within
@@ -24,9 +25,10 @@ def new_worker(peer: Peer, tmp_path: Path) -> Iterator[NewWorker]:
     end."""
     started: list[Worker] = []
 
-    def start(*options: str, before: Sequence[str] = ()) -> Worker:
+    def start(*options: str, before: Sequence[str] = (), program: Sequence[str] = (warm.PROGRAM,)) -> Worker:
         simulation = ("--simulation", str(tmp_path / "gpus")) if "--simulation" not in options else ()
-        started.append(Worker(peer.url, tmp_path / "worker.log", *simulation, *options, before=before))
+        log, given = tmp_path / "worker.log", (*simulation, *options)
+        started.append(Worker(peer.url, log, *given, before=before, program=program))
         return started[-1]
 
     yield start

@@ -1,8 +1,6 @@
-"""Handlers on torch and transformers, with a tiny model that the test makes: where both are installed."""
+"""Handlers on torch and transformers, on a CPU, with a tiny model that the test makes."""
 
 import asyncio
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,47 +8,13 @@ import msgspec
 import pytest
 
 from gpu_orchestrator.api import session
-from gpu_orchestrator.apps.worker.handlers import find
 from tests.apps.worker.conftest import NewWorker
 from tests.support.patience import PATIENCE_S
 from tests.support.scripted_server import Peer
+from tests.support.tiny_models import LOAD_S, LONGEST, PROGRAM, weights
 
-IS_THERE = bool(find_spec("torch") and find_spec("transformers"))
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(not IS_THERE, reason="torch and transformers are not installed"),
-]
-WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "hello", "world", ":")
-LONGEST = 128
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a Llama of two layers, with a tokenizer of a few words."""
-    torch, tokenizers, transformers = map(import_module, ("torch", "tokenizers", "transformers"))
-    folder = tmp_path_factory.mktemp("weights")
-    vocabulary = {word: at for at, word in enumerate(["<unk>", "<end>", *WORDS])}
-    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
-    plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    wrapped = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=plain, unk_token="<unk>", eos_token="<end>"
-    )
-    wrapped.save_pretrained(folder)
-    torch.manual_seed(1)
-    config = transformers.LlamaConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=LONGEST,
-        eos_token_id=1,
-        pad_token_id=1,
-        bos_token_id=None,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+pytestmark = pytest.mark.real
+__all__ = ["weights"]
 
 
 class Asker:
@@ -65,7 +29,7 @@ class Asker:
         self, task: str, path: Path, task_type: str = "text_generation", **parameters: Any
     ) -> Any:
         await self.ask(task, path, task_type, **parameters)
-        ended = await self.peer.until(lambda: self._ended(task), PATIENCE_S)
+        ended = await self.peer.until(lambda: self._ended(task), LOAD_S)
         return msgspec.json.decode(ended.result) if isinstance(ended, session.Done) else ended.error
 
     def _ended(self, task: str) -> Any:
@@ -75,7 +39,7 @@ class Asker:
 
 @pytest.fixture
 async def asker(peer: Peer, new_worker: NewWorker) -> Asker:
-    new_worker()
+    new_worker(program=PROGRAM)
     hello = await peer.receive(session.Hello)
     assert {"text_generation", "embedding"} <= set(hello.model_types)
     return Asker(peer)
@@ -134,7 +98,3 @@ async def test_cancelled_task_stops_and_leaves_the_model_loaded(asker: Asker, we
         )
     await asker.answer("t2", weights, prompt="hello", max_tokens=1)
     assert "loading" not in asker.peer.log("t2")
-
-
-def test_task_types_are_those_of_what_is_installed() -> None:
-    assert set(find.ON_TRANSFORMERS) <= set(find.installed_models())

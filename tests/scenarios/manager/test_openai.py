@@ -13,8 +13,9 @@ from openai import AsyncOpenAI, OpenAI
 from tests.apps.manager.conftest import KEY, TOKEN, NewSite, Site, new_site
 from tests.apps.manager.http.test_key_routes import make
 from tests.apps.worker import test_server
-from tests.apps.worker.test_transformers import IS_THERE, weights
+from tests.support import warm
 from tests.support.patience import PATIENCE_S
+from tests.support.tiny_models import PROGRAM, weights
 from tests.support.workers import Worker, gone_within
 
 pytestmark = pytest.mark.real
@@ -56,11 +57,13 @@ class Served:
 
 
 @pytest.fixture
-async def served(new_site: NewSite, tmp_path: Path) -> AsyncIterator[Served]:
+async def served(request: pytest.FixtureRequest, new_site: NewSite, tmp_path: Path) -> AsyncIterator[Served]:
+    """With the parameter `PROGRAM`, the worker has torch."""
     served = Served(await new_site(rate_limit_per_minute=0, rate_limit_per_hour=0), tmp_path)
     classes = "--model", "talk=tests.support.model_classes:Talk", "--model", f"server={SERVER}"
     options = (*classes, "--simulate", "1xL4:24GiB")
-    worker = Worker(served.site.running.url, tmp_path / "log", *options, token=TOKEN)
+    program = getattr(request, "param", (warm.PROGRAM,))
+    worker = Worker(served.site.running.url, tmp_path / "log", *options, token=TOKEN, program=program)
     async with asyncio.timeout(PATIENCE_S):
         while (await served.site.call("GET", "/workers/w"))[1].get("status") != "online":  # noqa: ASYNC110 - asked over HTTP
             await asyncio.sleep(0.05)
@@ -178,7 +181,7 @@ async def test_server_that_a_worker_starts_serves_and_comes_back(served: Served)
     assert text.choices[0].text == "b a "
 
 
-@pytest.mark.skipif(not IS_THERE, reason="torch and transformers are not installed")
+@pytest.mark.parametrize("served", [PROGRAM], indirect=True, ids=["torch"])
 async def test_model_of_transformers_answers_the_package(served: Served, weights: Path) -> None:
     client = served.client()
     for handler in ("text_generation", "embedding"):
