@@ -160,6 +160,9 @@ def serving(folder: Path, options: argparse.Namespace) -> Iterator[Manager]:
         manager = Manager(f"http://127.0.0.1:{port}", 0 if options.cpu else 1)
         _wait_until_there(manager, folder / "up.log")
         yield manager
+    except BaseException:
+        print((folder / "up.log").read_text()[-8000:])
+        raise
     finally:
         process.terminate()
         process.wait(60)

@@ -46,7 +46,8 @@ back the same way until the manager acknowledges it. Read the modules in this or
   handlers/python           task type `python`: calls a function that the operator registered
   handlers/text_generation  task type `text_generation`: a language model of transformers, if installed
   handlers/embedding        task type `embedding`: vectors of texts, likewise
-  handlers/torch_device     what these two share: local weights, and where they go
+  handlers/image_generation  task type `image_generation`: a pipeline of diffusers, likewise
+  handlers/torch_device     what these share: local weights, and where they go
   handlers/server           a model that a server with OpenAI's API holds, which the runner starts
   handlers/openai_client    asks such a server, and ends the request of a cancelled task
   handlers/server_watch     keeps that server running: healthy, started again after a crash or a hang, drained

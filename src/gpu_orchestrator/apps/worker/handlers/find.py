@@ -16,10 +16,15 @@ Handler = Callable[[Task], Any]
 
 MODELS = "gpu_orchestrator.models"
 """Entry points of other packages whose objects are classes that load models."""
-ON_TRANSFORMERS = {
-    "text_generation": "gpu_orchestrator.apps.worker.handlers.text_generation:TextGeneration",
-    "embedding": "gpu_orchestrator.apps.worker.handlers.embedding:Embedding",
+OURS = "gpu_orchestrator.apps.worker.handlers"
+ON_TORCH = {
+    "transformers": {
+        "text_generation": f"{OURS}.text_generation:TextGeneration",
+        "embedding": f"{OURS}.embedding:Embedding",
+    },
+    "diffusers": {"image_generation": f"{OURS}.image_generation:ImageGeneration"},
 }
+"""By the package that they need beside torch."""
 
 
 class UnknownTaskType(LookupError):
@@ -43,7 +48,8 @@ def installed_models() -> dict[str, str]:
     from importlib.metadata import entry_points
     from importlib.util import find_spec
 
-    ours = ON_TRANSFORMERS if find_spec("torch") and find_spec("transformers") else {}
+    there = [types for package, types in ON_TORCH.items() if find_spec("torch") and find_spec(package)]
+    ours = {name: target for types in there for name, target in types.items()}
     return ours | {point.name: point.value for point in entry_points(group=MODELS)}
 
 

@@ -1,9 +1,11 @@
-"""What the handlers on torch and transformers share: local weights, and where they go. For runners alone.
+"""What the handlers on torch, transformers and diffusers share: local weights, and where they go. For runners
+alone.
 
-Both libraries are imported when a model is loaded, by name: this package does not depend on them.
+The libraries are imported when a model is loaded, by name: this package does not depend on them.
 """
 
 import importlib
+import inspect
 from typing import Any
 
 from gpu_orchestrator.apps.worker.task import LoadFailed, Model
@@ -15,14 +17,7 @@ NEEDED = ("torch", "transformers")
 def load(model: Model, kind: str) -> tuple[Any, Any]:
     """Return the tokenizer and the model, of this class of transformers, from the folder that the registry
     names. Nothing is fetched, and no code that lies beside the weights is run."""
-    if not model.path:
-        raise LoadFailed(
-            f"model {model.name!r} names no weights; declare it with --path, or put them into a folder of "
-            "its name in MODEL_CACHE_DIR"
-        )
-    transformers = importlib.import_module("transformers")
-    options = {"local_files_only": True, "trust_remote_code": False}
-    model.progress(f"reading weights from {model.path}")
+    transformers, options = importlib.import_module("transformers"), _options(model)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model.path, **options)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -31,6 +26,33 @@ def load(model: Model, kind: str) -> tuple[Any, Any]:
     if not hasattr(held, "hf_device_map"):
         held = held.to(device())
     return tokenizer, held.eval()
+
+
+def load_pipeline(model: Model) -> Any:
+    """Return the pipeline of diffusers whose folder the registry names, on the device. The class is the one
+    that `model_index.json` there names, if diffusers has it."""
+    diffusers, options = importlib.import_module("diffusers"), _options(model)
+    spread = {"device_map": "balanced"} if _map() else {}
+    dtype = _dtype(model)
+    known = {} if dtype == "auto" else {"torch_dtype": dtype}
+    held = diffusers.DiffusionPipeline.from_pretrained(model.path, **options, **known, **spread)
+    held.set_progress_bar_config(disable=True)
+    return held if spread else held.to(device())
+
+
+def arguments_of(pipeline: Any) -> frozenset[str]:
+    """Return the names of what a pipeline may be called with."""
+    return frozenset(inspect.signature(type(pipeline).__call__).parameters)
+
+
+def _options(model: Model) -> dict[str, bool]:
+    if not model.path:
+        raise LoadFailed(
+            f"model {model.name!r} names no weights; declare it with --path, or put them into a folder of "
+            "its name in MODEL_CACHE_DIR"
+        )
+    model.progress(f"reading weights from {model.path}")
+    return {"local_files_only": True, "trust_remote_code": False}
 
 
 def device() -> str:
