@@ -129,6 +129,9 @@ class Settings:
     gpu_memory_headroom: Annotated[int, Meta(ge=0, le=1_048_576)] = 256
     gpu_temperature_alert: Annotated[float, Meta(ge=1, le=200)] = 85
     gpu_memory_alert: Part = 0.95
+    circuit_failures: Annotated[float, Meta(ge=0, le=1)] = 0.6
+    circuit_window: Seconds = 60
+    circuit_pause: Seconds = 30
     model_max_wait: Annotated[float, Meta(ge=1, le=604_800)] = 60
     model_preload: bool = True
     model_min_loaded: Annotated[float, Meta(ge=0, le=86_400)] = 0

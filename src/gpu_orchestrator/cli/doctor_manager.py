@@ -15,7 +15,7 @@ from gpu_orchestrator.cli.where import Place
 CLOCK_S = 30.0
 LEAST_FREE_BYTES = 1e9
 LEAST_FREE_PART = 0.05
-ALIVE = ("online", "busy", "cordoned", "draining")
+ALIVE = ("online", "busy", "cordoned", "draining", "resting")
 
 
 def findings(place: Place) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ STATES = {
             "cancelling",
             "cordoned",
             "draining",
+            "resting",
             "suspect",
             "degraded",
             "expired",

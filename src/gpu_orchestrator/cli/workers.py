@@ -30,7 +30,7 @@ def list_(
     Parameters
     ----------
     status
-        Only in this state: online, busy, cordoned, draining, suspect or offline.
+        Only in this state: online, busy, cordoned, draining, resting, suspect or offline.
     gpu_type
         Only with a GPU whose model has this in its name, such as L4.
     """

@@ -13,6 +13,17 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     """Base class: encoded as an array, fields in order."""
 
 
+class Breaker(Item, frozen=True):
+    """When a worker's circuit opens: of at least `fewest` tasks in a window, this many percent failed. With
+    `fewest` 0, never."""
+
+    window_ms: int = 60_000
+    fewest: int = 5
+    percent: int = 60
+    pause_ms: int = 30_000
+    longest_ms: int = 600_000
+
+
 class NewTask(Item, frozen=True):
     """`spec` and `params` are JSON. `idempotency` identifies the task across repeated submissions; empty for
     none. `level` is 0 to 3 for a low, normal, high or critical priority. `not_before_ms` and `expires_ms` are

@@ -12,6 +12,7 @@ from gpu_orchestrator.adapters.store.keys import StoredKeys
 from gpu_orchestrator.adapters.store.leadership import Leadership
 from gpu_orchestrator.adapters.store.logs import Logs
 from gpu_orchestrator.adapters.store.models import StoredModels
+from gpu_orchestrator.adapters.store.records import Breaker
 from gpu_orchestrator.adapters.store.results import ResultIndex
 from gpu_orchestrator.adapters.store.scaling import Scaling
 from gpu_orchestrator.adapters.store.schedules import Schedules
@@ -27,7 +28,7 @@ from gpu_orchestrator.adapters.store.workers import Workers
 @dataclass(frozen=True, slots=True)
 class StoreTimeouts:
     """How long leases and rows last, how many workers and audit entries the store keeps, and how much of a
-    task's log and of its partial results."""
+    task's log and of its partial results, and when a worker's circuit opens."""
 
     lease_ms: int = 10_000
     grace_ms: int = 3_000
@@ -39,6 +40,7 @@ class StoreTimeouts:
     audit_entries: int = 100_000
     log_bytes: int = 256 << 10
     values_bytes: int = 4 << 20
+    breaker: Breaker = Breaker()  # noqa: RUF009 - frozen
 
 
 class Store:
@@ -47,7 +49,7 @@ class Store:
     def __init__(self, database: Database, *, owner: str, timeouts: StoreTimeouts = StoreTimeouts()) -> None:  # noqa: B008 - frozen
         self.database, self.owner, self.timeouts = database, owner, timeouts
         self.fenced = FencedDatabase(database)
-        self.tasks = Tasks(self.fenced, keep_ms=timeouts.keep_ms)
+        self.tasks = Tasks(self.fenced, keep_ms=timeouts.keep_ms, breaker=timeouts.breaker)
         self.snapshots = Snapshots(self.fenced)
         self.schedules = Schedules(self.fenced)
         self.workers = Workers(

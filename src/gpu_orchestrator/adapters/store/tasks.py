@@ -11,6 +11,7 @@ from gpu_orchestrator.adapters.store.records import (
     Assigned,
     Assignment,
     AssignResult,
+    Breaker,
     Item,
     KeyConflict,
     Limit,
@@ -123,9 +124,15 @@ _COUNTS = Script[tuple[int, _Flat, _Flat, tuple[str, ...], tuple[str, str, str]]
 
 
 class Tasks(TaskLists):
-    def __init__(self, fenced: FencedDatabase, *, keep_ms: int = DAY_MS) -> None:
+    def __init__(
+        self,
+        fenced: FencedDatabase,
+        *,
+        keep_ms: int = DAY_MS,
+        breaker: Breaker = Breaker(),  # noqa: B008 - frozen
+    ) -> None:
         super().__init__(fenced)
-        self.keep_ms = keep_ms
+        self.keep_ms, self._breaker = keep_ms, breaker
         self._owners_at = self._workers_at = "0"
 
     async def submit(
@@ -164,7 +171,7 @@ class Tasks(TaskLists):
         await self._fenced.read(_NOTE, notes)
 
     async def finish(self, outcomes: Sequence[Outcome]) -> tuple[FinishResult, ...]:
-        return await self._fenced.write(_FINISH, self.keep_ms, outcomes)
+        return await self._fenced.write(_FINISH, self.keep_ms, outcomes, self._breaker)
 
     async def cancel(self, ids: Sequence[str], *, owner: str = "") -> tuple[CancelResult, ...]:
         """Cancel tasks of this owner, or of any owner without one."""

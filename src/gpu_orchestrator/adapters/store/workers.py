@@ -81,6 +81,7 @@ _HAND_OVER = Script[tuple[bool, ...]]("hand_over", tuple[bool, ...])
 _REMOVE_WORKERS = Script[tuple[bool, ...]]("remove_workers", tuple[bool, ...])
 _WORKER_CHORES = Script[tuple[str, ...]]("worker_chores", tuple[str, ...])
 _WORKER_FLAGS = Script[WorkerLocation]("worker_flags", WorkerLocation)
+_HALF_OPEN = Script[bool]("half_open", bool)
 _WORKERS = Script[tuple[HeldRow, ...]]("workers", tuple[HeldRow, ...])
 _STAMPS = Script[tuple[Stamp, ...]]("worker_stamps", tuple[Stamp, ...])
 ASKED_AT_ONCE = 5
@@ -161,6 +162,11 @@ class Workers:
         """Forget those of these workers that have been offline for longer than `retention_ms`, and drop old
         counters of the others. Return the names of the forgotten. Only the leader may."""
         return await self._fenced.write(_WORKER_CHORES, retention_ms, DAYS_COUNTED, names)
+
+    async def half_open(self, names: Sequence[str]) -> None:
+        """Let those of these workers have one task whose circuit was open for long enough. Only the leader
+        may."""
+        await self._fenced.write(_HALF_OPEN, names)
 
     async def fetch(self, names: Sequence[str]) -> list[Row | None]:
         _, _, rows = await self._fenced.read(_FETCH, (), names, 0)

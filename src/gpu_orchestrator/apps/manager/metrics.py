@@ -199,6 +199,7 @@ class Metrics:
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "workers_connected": ("Workers connected to this process", ()),
     "http_connections": ("Open connections, by whether they have shown a key", ("kind",)),
+    "worker_circuits": ("Workers whose circuit is open or half open", ("state",)),
     "watchers": ("Clients that watch events on this process", ()),
     "leader": ("1 if this process is the leader", ()),
     "queue_depth": ("Waiting tasks", ("priority",)),

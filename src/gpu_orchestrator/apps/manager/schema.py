@@ -69,7 +69,8 @@ class WorkerInfo(Answer, frozen=True):
     """`on_disconnect` is what happens to running tasks if the worker cannot renew its lease: it ends them
     (`stop`), or lets them run (`keep`), perhaps beside a second run on another worker. `sharing` is `mps` if
     the driver holds tasks to the device memory that they reserved, and `accounted` if reserved memory is only
-    counted."""
+    counted. `circuit` is `open` while the worker gets no tasks because too many failed there, and `half_open`
+    while it gets one at a time."""
 
     worker_id: str
     status: str
@@ -84,6 +85,9 @@ class WorkerInfo(Answer, frozen=True):
     pool: str
     sharing: str
     loaded_models: list[str]
+    circuit: str
+    circuit_reason: str
+    circuit_until: str | None
 
 
 class LoadedModel(Answer, frozen=True):

@@ -12,6 +12,7 @@ from gpu_orchestrator.apps.manager.autoscale.scaler import Scaler
 from gpu_orchestrator.apps.manager.dispatch.leader import Leader
 from gpu_orchestrator.apps.manager.events.event_feed import Feed
 from gpu_orchestrator.apps.manager.fleet.device_gauges import DeviceGauges
+from gpu_orchestrator.apps.manager.fleet.nodes import HALF_OPEN, OPEN
 from gpu_orchestrator.apps.manager.metrics import Metrics, gauge
 from gpu_orchestrator.apps.manager.siblings import Siblings
 from gpu_orchestrator.apps.manager.workers.sessions import Sessions
@@ -58,6 +59,9 @@ class Scrape:
         yield gauge("leader", [([], float(dispatcher is not None))])
         if dispatcher is None:
             return
+        circuits = [each.circuit for each in dispatcher.workers.values()]
+        states = (("open", OPEN), ("half_open", HALF_OPEN))
+        yield gauge("worker_circuits", [([name], float(circuits.count(state))) for name, state in states])
         depth = dispatcher.depth()
         waiting = [([str(priority)], float(count)) for priority, count in depth.waiting.items()]
         yield gauge("queue_depth", waiting)

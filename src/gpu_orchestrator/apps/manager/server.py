@@ -23,6 +23,7 @@ from gpu_orchestrator.adapters.broker.address import Broker, broker_of
 from gpu_orchestrator.adapters.certificate_files import CertificateFiles
 from gpu_orchestrator.adapters.seal import Seal
 from gpu_orchestrator.adapters.settings import BadSettings, Settings
+from gpu_orchestrator.adapters.store.records import Breaker
 from gpu_orchestrator.adapters.store.store import Store, StoreTimeouts
 from gpu_orchestrator.adapters.store.valkey import migrations
 from gpu_orchestrator.adapters.store.valkey.database import Database, wait_until_up
@@ -39,6 +40,9 @@ from gpu_orchestrator.apps.manager.siblings import ParentsStore, Place
 from gpu_orchestrator.apps.manager.workers.session_config import GRACE_PER_LEASE
 
 log = structlog.get_logger()
+
+FEWEST_TASKS, LONGEST_PAUSE_S = 5, 600.0
+"""Of a worker's circuit: how many tasks must have ended in the window, and how long it rests at most."""
 Tell = Callable[[str], None] | None
 """Hears what a start waits for."""
 STORE_WAIT_S = 5.0
@@ -293,6 +297,13 @@ def _timeouts(settings: Settings) -> StoreTimeouts:
         audit_entries=settings.audit_keep,
         log_bytes=settings.task_log_kb * 1024,
         values_bytes=settings.task_values_kb * 1024,
+        breaker=Breaker(
+            int(settings.circuit_window * 1000),
+            FEWEST_TASKS if settings.circuit_failures else 0,
+            int(settings.circuit_failures * 100),
+            int(settings.circuit_pause * 1000),
+            int(max(LONGEST_PAUSE_S, settings.circuit_pause) * 1000),
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from gpu_orchestrator.api import session, task, timestamps
 from gpu_orchestrator.api.units import MIB, show_memory, show_seconds
 from gpu_orchestrator.apps.manager import schema, task_schema
 from gpu_orchestrator.apps.manager.fleet import rows
-from gpu_orchestrator.apps.manager.fleet.nodes import ActiveAlert, WorkerState
+from gpu_orchestrator.apps.manager.fleet.nodes import HALF_OPEN, OPEN, ActiveAlert, WorkerState
 
 _error = msgspec.json.Decoder(task_schema.ErrorInfo)
 _deaths = msgspec.json.Decoder(list[task_schema.Death])
@@ -167,6 +167,8 @@ def status_of(worker: WorkerState, state: str, active: int) -> str:
         return "draining"
     if worker.cordoned:
         return "cordoned"
+    if worker.circuit == OPEN:
+        return "resting"
     return "busy" if active >= worker.hello.max_concurrent else "online"
 
 
@@ -187,6 +189,9 @@ def worker_fields(worker: WorkerState, state: str, active: int, seen: str) -> di
         "current_tasks": active,
         "max_concurrent": worker.hello.max_concurrent,
         "last_heartbeat": when(seen),
+        "circuit": {OPEN: "open", HALF_OPEN: "half_open"}.get(worker.circuit, "closed"),
+        "circuit_reason": worker.circuit_why,
+        "circuit_until": when(worker.circuit_until_ms) if worker.circuit == OPEN else None,
         "performance_score": 1.0 if worker.score is None else worker.score,
         "labels": worker.hello.labels,
         "pool": worker.hello.pool,

@@ -10,6 +10,7 @@ from gpu_orchestrator.adapters.store.records import Departure
 from gpu_orchestrator.api import session
 from tests.apps.manager.conftest import KEY, TOKEN, NewSite, Site
 from tests.support import scripted_worker
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.real
 
@@ -401,3 +402,35 @@ async def test_worker_that_rejoins_gets_the_lost_assignment_again(site: Site) ->
         name = await site.submit()
         assert await assigned_after_joining(0) == [name]
         assert await assigned_after_joining(1) == [name]
+
+
+async def test_worker_where_tasks_fail_rests_and_comes_back_with_one_task(new_site: NewSite) -> None:
+    site = await new_site(circuit_pause=1)
+    ill, well = await site.join("ill", max_concurrent=8), await site.join("well", max_concurrent=8)
+    await site.call("POST", "/workers/well/cordon")
+    broken = session.TaskError("RuntimeError", "CUDA error: unspecified launch failure")
+    for _ in range(5):
+        await site.submit(resources={"gpus": 0})
+        assign = await ill.take()
+        await ill.send(session.Failed(assign.task, assign.attempt, broken))
+        assert await ill.acked(assign)
+    await _shows(site, "resting", "half_open")
+    first, second = [await site.submit(resources={"gpus": 0}) for _ in range(2)]
+    await _shows(site, "half_open")
+    assign = await ill.take()
+    assert assign.task == first
+    assert (await site.task(second))["status"] == "queued", "one at a time"
+    assert not any(isinstance(each, session.Assign) for each in well.received)
+    await ill.finish(assign)
+    assert (await ill.take()).task == second
+    await _shows(site, "closed")
+
+
+async def _shows(site: Site, *wanted: str) -> None:
+    """Wait until the worker `ill` shows one of these as its status or its circuit."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            shown = (await site.call("GET", "/workers/ill"))[1]
+            if {shown["status"], shown["circuit"]} & {*wanted}:
+                return
+            await asyncio.sleep(0.05)

@@ -11,7 +11,7 @@ import structlog
 from gpu_orchestrator.adapters.store.errors import Rejected, Unreachable
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.apps.manager.events import history
-from gpu_orchestrator.apps.manager.fleet.nodes import WorkerState
+from gpu_orchestrator.apps.manager.fleet.nodes import OPEN, WorkerState
 
 log = structlog.get_logger()
 
@@ -42,6 +42,7 @@ class Maintenance:
         """Run the jobs that are due. One that fails is tried again at its next time: what the leader knows
         stays right, so it need not begin a new term."""
         now = monotonic()
+        await self._done("half open", self._half_open([each for each in workers if each.circuit == OPEN]))
         if now >= self._trim_at:
             self._trim_at = now + TRIM_EVERY_S
             if await self._done("trim", self._trim()) is False:
@@ -89,6 +90,11 @@ class Maintenance:
 
     async def _record(self, workers: Collection[WorkerState]) -> bool:
         await self.store.history.record(history.measure(workers))
+        return True
+
+    async def _half_open(self, resting: Collection[WorkerState]) -> bool:
+        if resting:
+            await self.store.workers.half_open([each.hello.name for each in resting])
         return True
 
     async def _tidy(self, names: list[str]) -> bool:

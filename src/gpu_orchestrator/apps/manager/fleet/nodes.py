@@ -74,9 +74,14 @@ class ActiveAlert(msgspec.Struct, frozen=True):
     since: int
 
 
+OPEN, HALF_OPEN = "open", "half"
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A worker as stored. `left`: it ended as it was told to, so nobody expects it back."""
+    """A worker as stored. `left`: it ended as it was told to, so nobody expects it back. `circuit` is `OPEN`
+    while it gets no tasks because too many failed there, `HALF_OPEN` while it gets one at a time, else
+    empty."""
 
     hello: session.Hello
     epoch: int = 0
@@ -88,6 +93,9 @@ class WorkerState:
     readings: tuple[session.Reading, ...] = ()
     alerts: tuple[ActiveAlert, ...] = ()
     score: float | None = None
+    circuit: str = ""
+    circuit_why: str = ""
+    circuit_until_ms: int = 0
     api: str = ""
     connection: str = ""
     copies: tuple[session.Copy, ...] = ()
@@ -115,10 +123,10 @@ def node_of(worker: WorkerState, memory: MemoryPolicy, reserved: dict[int, Reser
             _device(each, worker, memory, readings.get(each.index), reserved.get(each.index, Reserved()))
             for each in hello.devices
         ],
-        resources={SLOTS: within(hello.max_concurrent, MOST_AMOUNT)},
+        resources={SLOTS: 1 if worker.circuit == HALF_OPEN else within(hello.max_concurrent, MOST_AMOUNT)},
         labels=labels,
         ready=worker.online,
-        schedulable=not (worker.cordoned or worker.draining),
+        schedulable=not (worker.cordoned or worker.draining or worker.circuit == OPEN),
     )
 
 

@@ -6,6 +6,8 @@
 --   s:<state>    zset    ids by creation     leases      zset   worker -> expiry    news    list  for the leader
 --   on:<worker>  set     active attempts     of:<worker> zset   its latest tasks    idem:*  string -> task id
 --   stats        hash    counters            d:<worker>  hash   its counters        apis    zset  processes
+--   b:<worker>   hash    how tasks went there since the first that failed; expires. b: without a name is all workers
+--   circuits     set     workers whose circuit is open or half open: their rows have `circuit`
 --   epoch, fence numbers                      workers     set    names               levels  hash  waiting by priority
 --   used:<day>   hash    owner -> GPU ms      rate:*      hash   slot -> requests
 --   o:<owner>:<state>  zset  as s:<state>, of one owner            owners      set    owners with such lists
@@ -357,6 +359,38 @@ local function tell_worker(name)
     end
   end
   tell({'Worker', name, row})
+end
+
+-- Count from nothing how tasks go on a worker, and forget its part of what went wrong on all.
+local function forget_outcomes(name)
+  local key, all = P .. 'b:' .. name, P .. 'b:'
+  for number, count in ipairs(redis.call('HMGET', key, 'ok', 'bad')) do
+    if count and redis.call('EXISTS', all) == 1 then
+      redis.call('HINCRBY', all, number == 1 and 'ok' or 'bad', -tonumber(count))
+    end
+  end
+  redis.call('DEL', key)
+end
+
+-- A worker's circuit is closed, `open` (it gets no tasks until `circuit_until`) or `half` (it gets one at a time).
+local function open_circuit(name, why, pause_ms, longest_ms)
+  local key = P .. 'w:' .. name
+  local times = tonumber(redis.call('HGET', key, 'circuit_times') or 0)
+  local until_ms = NOW + math.min(pause_ms * 2 ^ math.min(times, 20), longest_ms)
+  redis.call('HSET', key, 'circuit', 'open', 'circuit_until', text(until_ms), 'circuit_times', text(times + 1),
+    'circuit_why', why)
+  redis.call('SADD', P .. 'circuits', name)
+  forget_outcomes(name)
+  emit_worker('worker_status_changed', name, 'circuit_open', why)
+  tell_worker(name)
+end
+
+-- Close a worker's circuit, if it is not. The caller tells of the worker.
+local function close_circuit(name)
+  forget_outcomes(name)
+  if redis.call('SREM', P .. 'circuits', name) == 0 then return false end
+  redis.call('HDEL', P .. 'w:' .. name, 'circuit', 'circuit_until', 'circuit_times', 'circuit_why')
+  return true
 end
 
 -- Return a function that tells whether a spec has this task type ('' for any) and these labels ({key, value}, or {key}

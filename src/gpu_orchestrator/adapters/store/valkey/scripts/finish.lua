@@ -2,14 +2,16 @@
 -- Store outcomes of attempts. An outcome counts only if its worker holds the attempt; else it is late and dropped.
 -- Arguments: fence, keep_ms, outcomes {id, attempt, worker, epoch, kind, payload JSON or text, retryable, delay_ms,
 --   duration ms, wanted, last line of progress or '', where the result is if it is not in the payload, else ''};
---   kind is done | failed | died | refused | cancelled
+--   kind is done | failed | died | refused | cancelled,
+--   circuit breaker {window ms, fewest outcomes or 0 for none, percent that failed, pause ms, longest pause ms}
 -- Answers per outcome {1 counted | 0 late, the task's new state, columns of its row if it is final and wanted}
-local fence, keep_ms, outcomes = ARG[1], ARG[2], ARG[3]
+local fence, keep_ms, outcomes, breaker = ARG[1], ARG[2], ARG[3], ARG[4]
+local WINDOW_MS, FEWEST, PERCENT, PAUSE_MS, LONGEST_MS = unpack(breaker, 1, 5)
 -- The other columns of a task's row here; the first are STATE, ATTEMPT, WORKER and EPOCH.
 local TRIES, RETRIES, CANCEL, STARTED, TENANT, MILLI, ASSIGNED, CREATED, LEVEL, SPEC = 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
 local PLACE, LINKED = 15, 16
 local day = text(math.floor(NOW / 86400000))
-local told, finals, went = {}, {}, {}
+local told, finals, went, seen = {}, {}, {}, {}
 
 local function counted(worker, kind, ms)
   local counts = went[worker] or {}
@@ -17,6 +19,77 @@ local function counted(worker, kind, ms)
   add(counts, kind .. ':' .. day, 1)
   add(counts, kind, 1)
   add(counts, 'ms', ms)
+end
+
+-- Whether an outcome says that an attempt went wrong for a reason that may lie with the worker.
+local NOT_THE_WORKER = {'BadParameters', 'OutOfMemory', 'Timeout', 'SoftLimitReached', 'ValueTooLarge', 'ResultTooLarge',
+  'ModelUnloaded', 'WorkerLeft', 'Temporary'}
+local function is_bad(kind, payload)
+  if kind ~= 'failed' then return kind == 'died' end
+  for _, each in ipairs(NOT_THE_WORKER) do
+    local start = '{"type":"' .. each .. '"'
+    if string.sub(payload, 1, #start) == start then return false end
+  end
+  return true
+end
+
+-- Note how an attempt went, for the worker's circuit. Nothing is counted while nothing fails. Tasks that name where they
+-- run do not count: nobody can compare them, and one tenant could close a worker to the others with them.
+local MOST_OWNERS = 8
+local function is_counted(name)
+  seen[name] = seen[name] or {ok = 0, bad = 0, by = {}, known = redis.call('EXISTS', P .. 'b:' .. name) == 1
+    or redis.call('SISMEMBER', P .. 'circuits', name) == 1}
+  return seen[name]
+end
+local function note_outcome(worker, kind, payload, task)
+  if FEWEST == 0 or (kind ~= 'done' and kind ~= 'failed' and kind ~= 'died') then return end
+  local bad = is_bad(kind, payload)
+  local here, all = is_counted(worker), is_counted('')
+  if not bad and not here.known and not all.known then return end
+  local spec = task[SPEC] or ''
+  if string.find(spec, '"worker_labels"', 1, true) or string.find(spec, '"worker"', 1, true) then return end
+  for _, each in ipairs({here, all}) do
+    if bad then each.bad = each.bad + 1 else each.ok = each.ok + 1 end
+  end
+  if bad then
+    here.known, all.known = true, true
+    here.by[task[TENANT] or ''] = true
+  end
+end
+
+-- Add what was noted to the window, which begins with the first failure. Return how many were well, how many were not, and
+-- how many owners these were of.
+local function in_window(name)
+  local key, each = P .. 'b:' .. name, seen[name]
+  if not each.known then return 0, 0, 0 end
+  local ok, bad = redis.call('HINCRBY', key, 'ok', each.ok), redis.call('HINCRBY', key, 'bad', each.bad)
+  for owner in pairs(each.by) do
+    if redis.call('HLEN', key) < MOST_OWNERS then redis.call('HSET', key, 'by:' .. owner, '1') end
+  end
+  if redis.call('PTTL', key) < 0 then redis.call('PEXPIRE', key, WINDOW_MS) end
+  return ok, bad, redis.call('HLEN', key) - 2
+end
+
+-- Open a worker's circuit if most tasks fail there, of two owners if there are two, and elsewhere at most half as many of
+-- a hundred; at most half of the workers rest at a time. A half open circuit is closed by the first task that succeeds.
+local function judge_circuit(name, all_ok, all_bad)
+  local ok, bad, owners = in_window(name)
+  local circuit, state = unpack(redis.call('HMGET', P .. 'w:' .. name, 'circuit', 'state'), 1, 2)
+  if not state or circuit == 'open' or ok + bad == 0 then return end
+  if circuit == 'half' and ok > 0 then
+    close_circuit(name)
+    emit_worker('worker_status_changed', name, 'online', 'a task succeeded there again')
+    return tell_worker(name)
+  end
+  local is_enough = circuit == 'half' or ok + bad >= FEWEST
+  if not is_enough or bad * 100 < PERCENT * (ok + bad) then return end
+  if owners < 2 and redis.call('SCARD', P .. 'owners') > 1 then return end
+  local other_ok, other_bad = math.max(all_ok - ok, 0), math.max(all_bad - bad, 0)
+  if circuit ~= 'half' then
+    if other_bad * 2 * (ok + bad) > bad * (other_ok + other_bad) then return end
+    if (redis.call('SCARD', P .. 'circuits') + 1) * 2 > redis.call('ZCARD', P .. 'leases') then return end
+  end
+  open_circuit(name, bad .. ' of ' .. ok + bad .. ' tasks failed', PAUSE_MS, LONGEST_MS)
 end
 
 -- A runner that died had started, though the start may not be stored yet.
@@ -136,11 +209,18 @@ for number, each in ipairs(outcomes) do
     told[number] = {0, task[STATE] or 'gone', {}}
   else
     if line and line ~= '' then redis.call('HSET', key, 'progress', line) end
+    note_outcome(worker, each[5], each[6], task)
     local state = settle(id, task, each)
     if state ~= 'queued' then finals[#finals + 1] = id end
     told[number] = {1, state, (wanted and state ~= 'queued') and (shown(key)) or {}}
   end
 end
 for worker, counts in pairs(went) do write('d:' .. worker, counts) end
+if seen[''] and seen[''].known then
+  local all_ok, all_bad = in_window('')
+  for worker in pairs(seen) do
+    if worker ~= '' and seen[worker].known then judge_circuit(worker, all_ok, all_bad) end
+  end
+end
 announce(finals)
 return answer(fence, told)

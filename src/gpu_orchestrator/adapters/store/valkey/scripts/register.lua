@@ -85,4 +85,5 @@ if present then lose(name, 'worker ' .. name .. ' started anew', keep_ms) end
 set_alerts(name, {})
 set_models(name, {})
 redis.call('HDEL', key, 'report', 'leaving')
+close_circuit(name)
 return greet('new', redis.call('INCR', P .. 'epoch'))

@@ -29,6 +29,7 @@ end
 for _, name in ipairs(ARG[4]) do
   if is_over(name) then
     release_devices(name)
+    close_circuit(name)
     redis.call('DEL', P .. 'w:' .. name, P .. 'on:' .. name, P .. 'of:' .. name, P .. 'd:' .. name)
     redis.call('SREM', P .. 'workers', name)
     redis.call('ZREM', P .. 'leases', name)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Set an operator's flags of a worker (fields cordoned, draining, devices), or remove its row.
+-- Set an operator's flags of a worker (fields cordoned, draining, devices, circuit), or remove its row.
 -- Arguments: fence, name, fields {name, value, ...}, forget (1: remove the row, if the worker is offline; else nothing),
 --   status for the event or '' for no event, device {index, uuid, 1 to cordon it | 0 to uncordon it} or {}
 -- Answers {state or '' if unknown, api}
@@ -21,6 +21,7 @@ end
 if row[1] and (forget == 0 or row[1] == 'offline') then
   if #device > 0 then cordon(device[1], device[2], device[3]) end
   if #fields > 0 then redis.call('HSET', key, unpack(fields)) end
+  if redis.call('HGET', key, 'circuit') == '' or forget == 1 then close_circuit(name) end
   if forget == 1 then
     release_devices(name)
     redis.call('DEL', key, P .. 'on:' .. name, P .. 'of:' .. name, P .. 'd:' .. name)

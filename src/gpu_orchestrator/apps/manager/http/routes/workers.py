@@ -109,9 +109,11 @@ async def cordon(request: Request, worker_id: str) -> Response:
 
 @router.post("/workers/{worker_id}/uncordon", **described(schema.WorkerChanged, needs="admin"))
 async def uncordon(request: Request, worker_id: str) -> Response:
-    """Assign tasks to this worker again, after cordon, drain, or a restart or removal that the worker has not
-    begun. A worker that already leaves cannot be called back."""
-    return await _control(request, worker_id, {"cordoned": "0", "draining": "0", "leaving": "0"}, "online")
+    """Assign tasks to this worker again, after cordon, drain, an open circuit, or a restart or removal that
+    the worker has not begun. A worker that already leaves cannot be called back."""
+    return await _control(
+        request, worker_id, {"cordoned": "0", "draining": "0", "leaving": "0", "circuit": ""}, "online"
+    )
 
 
 @router.post("/workers/{worker_id}/drain", **described(schema.WorkerChanged, needs="admin"))
