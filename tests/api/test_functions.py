@@ -3,6 +3,7 @@
 import math
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -44,6 +45,9 @@ def bounded(size: Annotated[int, msgspec.Meta(ge=1)]) -> None:
 
 def later(at: "Later") -> "Later":
     return at
+
+
+PATH: Any = PurePosixPath("p")
 
 
 @dataclass
@@ -123,7 +127,15 @@ def test_arguments_are_sent_by_name(
         pytest.param(train, (1,), {"kind": "x"}, "kind is 'x'; known: adam, sgd", id="not in the list"),
         pytest.param(train, (1,), {"at": {"x": "a"}}, r"at\.x is 'a'", id="inside"),
         pytest.param(bounded, (0,), {}, "size is 0; give at least 1", id="bound"),
-        pytest.param(plain, (object(),), {}, "objects of type object is unsupported", id="not JSON"),
+        pytest.param(plain, (object(),), {}, "a is of class object; give numbers, ", id="not JSON"),
+        pytest.param(
+            plain,
+            ({"x": [Later(PATH)]},),
+            {},
+            r"a\.x\[0\]\.n is of class PurePosixPath of pathlib; give",
+            id="a path",
+        ),
+        pytest.param(plain, ({(1, 2): 3},), {}, "Only dicts with", id="a tuple as key"),
         pytest.param(plain, ("\ud800",), {}, "surrogates not allowed", id="half a character"),
         pytest.param(plain, (ENDLESS,), {}, "maximum recursion depth", id="contains itself"),
         pytest.param(plain, ({"x": [0, math.nan]},), {}, r"a\.x\[1\] is nan; give None", id="not a number"),
