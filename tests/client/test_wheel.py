@@ -95,6 +95,24 @@ def test_tutorial_works_with_the_wheel_alone(
     assert Path(listed.stdout).is_relative_to(alone.folder)
 
 
+@pytest.mark.parametrize(
+    ("command", "extra"), [("up", "manager"), ("server", "manager"), ("webhook", "webhook")]
+)
+def test_command_whose_extra_is_not_installed_names_it(
+    command: str, extra: str, alone: Environment, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [alone.program, command], env={"HOME": str(tmp_path)}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        f" is not installed; it comes with pip install 'gpu-orchestrator[{extra}]', from a clone "
+        f"pip install '.[{extra}]'\n"
+    )
+    assert done.stderr.startswith(f"gpu-orchestrator: gpu-orchestrator {command} needs ")
+    assert list(tmp_path.iterdir()) == []
+
+
 @contextmanager
 def up(serves: Environment, folder: Path, *words: str) -> Iterator[User]:
     """Run `up` where no other program can be found: no Node, no Go, not even a shell."""

@@ -121,6 +121,12 @@ def run(words: list[str]) -> None:
         from gpu_orchestrator.cli import mistakes
 
         output.fail(mistakes.words(error), code=2)
+    except ImportError as error:
+        from gpu_orchestrator.cli import mistakes
+
+        if not (missing := mistakes.missing(words, error)):
+            raise
+        output.fail(missing)
 
 
 def main() -> None:

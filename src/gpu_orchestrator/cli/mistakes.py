@@ -1,7 +1,7 @@
 """Mistakes on the command line as one plain line: what was typed, what was meant, where to read more."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import UnionType
 from typing import Any, get_args, get_origin
 
@@ -37,7 +37,30 @@ LIKELY = {
 """What people type out of habit, and the commands that they may mean."""
 OF_TASKS = ("submit", "list", "ls", "ps", "get", "watch", "logs", "wait", "explain", "cancel", "retry")
 """Typed without `task`."""
+EXTRAS = {
+    "agent": "agent",
+    "backup": "manager",
+    "restore": "manager",
+    "server": "manager",
+    "up": "manager",
+    "webhook": "webhook",
+    "worker": "manager",
+}
+"""Commands that need more than `pip install gpu-orchestrator` brings, and the extra that has it."""
 KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def missing(words: Sequence[str], error: BaseException) -> str:
+    """Return the line for a command whose extra is not installed; empty if that is not what is wrong."""
+    if not isinstance(error, ModuleNotFoundError) and error.__cause__ is not None:
+        return missing(words, error.__cause__)
+    command, module = words[0] if words else "", getattr(error, "name", None) or ""
+    if command not in EXTRAS or module.partition(".")[0] in ("", "gpu_orchestrator"):
+        return ""
+    return (
+        f"{PROGRAM} {command} needs {module}, which is not installed; it comes with "
+        f"pip install '{PROGRAM}[{EXTRAS[command]}]', from a clone pip install '.[{EXTRAS[command]}]'"
+    )
 
 
 def words(error: CycloptsError) -> str:
