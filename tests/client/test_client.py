@@ -312,7 +312,7 @@ def test_refusals_say_why(client: Client, user: User) -> None:
         client.submit("mine.train")
     with pytest.raises(NotFound, match="there is no task nonsense"):
         client.handle("nonsense").result(SOON_S)
-    with Client(client.place.url, key="k" * 40) as stranger, pytest.raises(NotAllowed):
+    with Client(client.place.url, key="k" * 40) as stranger, pytest.raises(NotAllowed, match="is from key"):
         stranger.submit("echo")
     nowhere = f"http://127.0.0.1:{free_port()}"
     with Client(nowhere) as lost, pytest.raises(Unreachable) as away:

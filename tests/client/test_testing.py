@@ -1,7 +1,10 @@
 """Tasks that run in this process, for unit tests of code that submits some."""
 
 import re
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -93,6 +96,45 @@ def test_files_are_taken_and_left(tmp_path: Path) -> None:
         File.of(tmp_path / "one")
 
 
+@pytest.mark.parametrize("name", ["delay", "apply_async", "send", "remote"])
+def test_word_of_another_library_is_answered_with_ours(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"has no attribute {name}; submit\(\.\.\.\) submits it"):
+        getattr(train, name)
+    with pytest.raises(AttributeError, match=r"has no attribute epochs$"):
+        _ = train.epochs  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("program", "module", "name"),
+    [
+        pytest.param("/home/ann/my_tasks.py", "", "my_tasks.train", id="a file"),
+        pytest.param("/home/ann/mine/tasks.py", "mine.tasks", "mine.tasks.train", id="python -m"),
+        pytest.param(
+            "/home/ann/mine/__main__.py", "mine.__main__", "mine.train", id="python -m of a package"
+        ),
+        pytest.param("/home/ann/my-tasks.py", "", "__main__.train", id="no name of a module"),
+        pytest.param("", "", "__main__.train", id="a notebook"),
+    ],
+)
+def test_task_of_the_program_has_the_name_that_workers_know(
+    program: str, module: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = ModuleType("__main__")
+    if program:
+        main.__file__ = program
+    main.__spec__ = ModuleSpec(module, None) if module else None
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec("def train(epochs: int) -> int: return epochs", names)
+    made = task(names["train"])
+    assert made.name == name
+    if name.startswith("__main__"):
+        with pytest.raises(BadArguments, match="which no worker can import; move it to a module"):
+            made.call(1)
+    else:
+        assert made.call(1).task_type == name
+
+
 def test_called_it_is_a_function() -> None:
     assert train(1) == [Score(1, 0.5)]
     assert (train.__name__, train.__doc__) == ("train", python_tasks.train.function.__doc__)
@@ -157,6 +199,12 @@ def test_what_cannot_be_submitted_is_refused() -> None:
             client.submit("echo", labels={"a": "\udcff"})
         with pytest.raises(BadArguments, match="missing a required argument: 'epochs'"):
             client.batch([train])  # type: ignore[arg-type]
+        with pytest.raises(
+            BadArguments, match=r"sent as JSON: at\[0\] is of class PosixPath of pathlib; give"
+        ):
+            client.submit("echo", {"at": [Path("here")]})
+        with pytest.raises(BadArguments, match=r"twice: number is of class object; give numbers"):
+            worker_tasks.twice.submit(object())  # type: ignore[arg-type]
         with pytest.raises(IsADirectoryError):
             client.upload("/")
 

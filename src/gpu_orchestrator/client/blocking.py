@@ -418,5 +418,6 @@ def conversation(place: Place, patience_s: float) -> Conversation:
         chance.random,
         lambda: os.urandom(16).hex(),
         bool(place.key),
+        place.key_found,
         patience_s,
     )

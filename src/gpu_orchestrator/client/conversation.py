@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from gpu_orchestrator.api import importing
 from gpu_orchestrator.client import errors
 from gpu_orchestrator.client.server_sent import Parser, Sent
 from gpu_orchestrator.client.steps import Ask, Emit, Lost, Open, Pause, Read, Reply, Steps
@@ -74,8 +75,8 @@ class _ErrorBody(msgspec.Struct):
 
 @dataclass(slots=True)
 class Conversation:
-    """`advice` says what to do if nothing answers; `now` is a clock, `chance` from 0 to 1, `new_key` makes
-    idempotency keys. `met`: a server has answered once."""
+    """`advice` says what to do if nothing answers, `key_found` where the key is from; `now` is a clock,
+    `chance` from 0 to 1, `new_key` makes idempotency keys. `met`: a server has answered once."""
 
     url: str
     advice: str
@@ -83,11 +84,17 @@ class Conversation:
     chance: Callable[[], float]
     new_key: Callable[[], str]
     has_key: bool = True
+    key_found: str = ""
     patience_s: float = 60.0
     met: bool = False
 
     def submit(self, calls: Sequence[Call[Any]]) -> Steps[list[str]]:
         """Submit tasks; return their ids."""
+        if module := importing.current():
+            raise errors.BadArguments(
+                f"{module} submits a task while a worker imports it, and would do so for each task; put that "
+                'under `if __name__ == "__main__":`, or into a program of its own'
+            )
         if len(calls) == 1:
             has_key = bool(calls[0].options.get("idempotency_key"))
             key = {} if has_key else {"Idempotency-Key": self.new_key()}
@@ -264,6 +271,9 @@ class Conversation:
             case 401 if not self.has_key:
                 said = f"{self.url} asks for a key; run `gpu-orchestrator login {self.url}`, or set API_KEY"
                 return errors.NotAllowed(said, 401)
+            case 401 if self.key_found:
+                said = f"{problem.message} (the key is from {self.key_found})"
+                return errors.NotAllowed(said, 401, problem.details)
             case 401 | 403:
                 return errors.NotAllowed(problem.message, reply.status, problem.details)
             case 404:

@@ -4,9 +4,11 @@ The worker that was started with `--app MODULE` imports the same module. So a ta
 `module.function`, and its parameters are the function's arguments by name, as JSON.
 """
 
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from functools import update_wrapper
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -31,6 +33,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 Y = TypeVar("Y")
+ELSEWHERE = frozenset(
+    {"apply", "apply_async", "delay", "enqueue", "remote", "s", "send", "send_with_options"}
+)
+"""How Celery, dramatiq, RQ and Ray call what is `submit` or `options` here."""
 
 
 class TaskFunction(functions.Definition, Generic[P, R]):
@@ -79,6 +85,12 @@ class TaskFunction(functions.Definition, Generic[P, R]):
     def options(self, **options: Unpack[Options]) -> "TaskFunction[P, R]":
         """Return the same task with other options: `train.options(gpus=2, priority="high").submit(3)`."""
         return type(self)(self.function, self.name, {**self.task_options, **checked(options)}, self.schedule)
+
+    if not TYPE_CHECKING:  # a type checker names what is not there by itself
+
+        def __getattr__(self, name: str) -> Any:
+            hint = "; submit(...) submits it, options(...) says how it is run" if name in ELSEWHERE else ""
+            raise AttributeError(f"task {self.__dict__.get('name', '')} has no attribute {name}{hint}")
 
     def read_result(self, result: bytes) -> R:
         try:
@@ -167,6 +179,7 @@ def task(function: Any = None, /, *, name: str = "", schedule: str | Cron = "", 
 def _made(
     function: Callable[..., Any], name: str, options: Options, schedule: Cron | None
 ) -> TaskFunction[..., Any]:
+    name = name or _name_in_program(function)
     made: TaskFunction[..., Any]
     if isgeneratorfunction(function) or isasyncgenfunction(function):
         made = StreamFunction(function, name, options, schedule)
@@ -176,6 +189,17 @@ def _made(
         made = TaskFunction(function, name, options, schedule)
     REGISTRY[made.name] = made
     return made
+
+
+def _name_in_program(function: Callable[..., Any]) -> str:
+    """Return the name by which a worker knows a function of the program that was started: it imports the file
+    as a module. Empty for functions of modules, and where there is no file, as in a notebook."""
+    if function.__module__ != "__main__" or "<" in function.__qualname__:
+        return ""
+    program = sys.modules["__main__"]
+    spec = getattr(program, "__spec__", None)  # of `python -m`
+    module = spec.name.removesuffix(".__main__") if spec else Path(getattr(program, "__file__", "")).stem
+    return f"{module}.{function.__qualname__}" if module.isidentifier() or spec else ""
 
 
 REGISTRY: dict[str, TaskFunction[..., Any]] = {}

@@ -108,7 +108,15 @@ def test_tasks_of_a_module_are_found_without_importing_it_here(folder: Path) -> 
             "import nomod",
             "--app app cannot be imported: ModuleNotFoundError: No module named 'nomod'; install",
         ),
-        ("raise RuntimeError('no GPU')", "--app app cannot be imported: RuntimeError: no GPU"),
+        (
+            "\nraise RuntimeError('no GPU')",
+            "--app app cannot be imported: RuntimeError: no GPU (app.py, line 2)",
+        ),
+        ("def train(:", "--app app cannot be imported: SyntaxError: invalid syntax (app.py, line 1)"),
+        (
+            "from gpu_orchestrator import task\n@task\ndef train() -> int: ...\ntrain.submit().result()",
+            "--app app cannot be imported: BadArguments: app submits a task while a worker imports it",
+        ),
         ("def train(): ...", "--app app has no task; decorate its functions with @gpu_orchestrator.task"),
         (
             "from gpu_orchestrator import task\n@task(name='echo')\ndef echo() -> None: ...",
@@ -121,6 +129,8 @@ def test_module_without_usable_tasks_is_an_error(folder: Path, code: str, why: s
     with pytest.raises(BadSettings) as caught:
         importable.tasks_of(["app"])
     assert str(caught.value).startswith(why)
+    assert ("submits" not in why) or str(caught.value).endswith("program of its own (app.py, line 4)")
+    assert ("; install the module here" in str(caught.value)) == ("nomod" in code)
 
 
 @pytest.mark.parametrize("app", ["tasks:train", "tasks.py", "./tasks", "", "my-tasks"])

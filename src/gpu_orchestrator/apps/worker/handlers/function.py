@@ -11,6 +11,7 @@ from importlib import import_module
 import msgspec
 
 from gpu_orchestrator.api.functions import Definition, Unfit
+from gpu_orchestrator.api.importing import importing
 from gpu_orchestrator.apps.worker.handlers import partial
 from gpu_orchestrator.apps.worker.task import BadParameters, Task
 
@@ -37,5 +38,6 @@ def handle(task: Task) -> msgspec.Raw:
 @cache
 def _load(target: str) -> Definition:
     module, _, name = target.partition(":")
-    found: Definition = getattr(import_module(module), name)
+    with importing(module):
+        found: Definition = getattr(import_module(module), name)
     return found

@@ -10,8 +10,10 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import structlog
 
@@ -19,10 +21,12 @@ from gpu_orchestrator.adapters import keeper
 from gpu_orchestrator.adapters.process_rights import User
 from gpu_orchestrator.adapters.settings import BadSettings
 from gpu_orchestrator.api.functions import Definition
+from gpu_orchestrator.api.importing import importing
 from gpu_orchestrator.apps.worker import environment
 from gpu_orchestrator.apps.worker.handlers import find
 
 LONGEST_S = 120.0
+OURS = Path(__file__).parents[3]
 CLASS = "()"
 """Ends a target that is a class which loads a model."""
 RUNNER = "gpu_orchestrator.apps.worker.runners.runner:main"
@@ -93,8 +97,9 @@ def tasks_of(apps: Sequence[str], user: User | None = None) -> dict[str, str]:
     for app in apps:
         kind, said = verdicts.get(app, ("unsure", "it was not imported within two minutes"))
         if kind != "ok":
-            advice = "install the module here, or start the worker in its folder"
-            raise BadSettings(f"--app {app} cannot be imported: {said}; {advice}")
+            is_found = not said.startswith("ModuleNotFoundError")
+            advice = "" if is_found else "; install the module here, or start the worker in its folder"
+            raise BadSettings(f"--app {app} cannot be imported: {said}{advice}")
         tasks = {name: (path, home) for name, (path, home) in json.loads(said).items()}
         if not tasks:
             raise BadSettings(f"--app {app} has no task; decorate its functions with @gpu_orchestrator.task")
@@ -158,7 +163,8 @@ def verdict(target: str) -> tuple[str, str]:
     if not function:
         return _tasks(module)
     try:
-        found = getattr(importlib.import_module(module), function)
+        with importing(module):
+            found = getattr(importlib.import_module(module), function)
     except (ImportError, SyntaxError) as error:
         return "missing", f"{type(error).__name__}: {error}"
     except AttributeError as error:
@@ -177,15 +183,29 @@ def verdict(target: str) -> tuple[str, str]:
 def _tasks(name: str) -> tuple[str, str]:
     """Import a module, and return its tasks as JSON, or why there are none."""
     try:
-        module = importlib.import_module(name)
+        with importing(name):
+            module = importlib.import_module(name)
     except BaseException as error:  # anything may happen in a user's module, also an exit
-        return "missing", f"{type(error).__name__}: {error}"
+        return "missing", f"{type(error).__name__}: {error}{_line(error)}"
     tasks = {
         each.name: (f"{name}:{attribute}", each.target)
         for attribute, each in vars(module).items()
         if isinstance(each, Definition)
     }
     return "ok", json.dumps(tasks)
+
+
+def _line(error: BaseException) -> str:
+    """Return which line of the user's own files an error came from, if it does not say so itself."""
+    if isinstance(error, ModuleNotFoundError | SyntaxError):
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [
+        each
+        for each in frames
+        if not each.filename.startswith("<") and OURS not in Path(each.filename).parents
+    ]
+    return f" ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})" if theirs else ""
 
 
 def main() -> None:

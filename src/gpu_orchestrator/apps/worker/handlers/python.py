@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gpu_orchestrator.api.importing import importing
 from gpu_orchestrator.apps.worker.task import BadParameters, Task
 
 
@@ -25,4 +26,6 @@ def handle(task: Task) -> Any:
             f"function '{parameters.function}' is not registered on this worker; registered: {names}"
         )
     module, _, name = known[parameters.function].partition(":")
-    return getattr(import_module(module), name)(**parameters.arguments)
+    with importing(module):
+        function = getattr(import_module(module), name)
+    return function(**parameters.arguments)
