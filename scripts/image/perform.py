@@ -30,6 +30,8 @@ PASSED_ON = (
 )
 """How this machine reaches package indexes: variables that docker passes on, too, and pip's own."""
 TRUSTED = "/etc/ssl/certs/ca-certificates.crt"
+SBIN = "/usr/sbin:/sbin"
+"""Where chroot is, and what the PATH of Debian's users does not have."""
 INSIDE = """\
 set -eu
 mount --make-rprivate /
@@ -56,7 +58,14 @@ def run(step: Run, root: Path, pip_cache: Path) -> None:
     command = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
     if os.geteuid():
         command += ["--map-root-user"]
-    env = {**os.environ, "ROOT": str(root), "PIP": str(pip_cache), "FROM_HOST": " ".join(_from_host())}
+    path = f"{os.environ.get('PATH', os.defpath)}:{SBIN}"
+    env = {
+        **os.environ,
+        "PATH": path,
+        "ROOT": str(root),
+        "PIP": str(pip_cache),
+        "FROM_HOST": " ".join(_from_host()),
+    }
     given = [f"{name}={value}" for name, value in _environment(step).items()]
     words = [*given, "/bin/sh", "-c", f"cd '{step.folder}' && {step.command}"]
     done = subprocess.run(
