@@ -11,7 +11,8 @@ from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS
 from gpu_orchestrator.api.job import JOBS
 from gpu_orchestrator.api.kubernetes import NAMESPACES, NODES, PODS, VOLUME_CLAIMS
-from gpu_orchestrator.api.wire import Resource
+from gpu_orchestrator.api.seen_pod import SEEN_PODS
+from gpu_orchestrator.api.wire import ObjectMeta, Resource
 
 FOREIGN = {"example.com/notes": "x" * 260_000, "gpu.scheduling/unknown": "y"}
 
@@ -41,6 +42,27 @@ def test_only_annotations_that_we_read_are_kept(
     found = decoded(resource, {**own, **FOREIGN}, **more)
     assert found.metadata.annotations == own
     assert found.metadata.labels == {"app": "a"}
+
+
+def test_agent_keeps_of_a_pod_what_it_needs() -> None:
+    """A tenant with fifty pods of a megabyte on a node would end its agent."""
+    long = {f"example.com/{n}": "x" * 63 for n in range(5000)}
+    meta = {"name": "a", "namespace": "team", "uid": "u", "labels": long, "finalizers": list(long)}
+    owners = [{"apiVersion": "v1", "kind": "X", "name": name, "uid": name} for name in long]
+    body = {
+        "metadata": {**meta, "annotations": {**long, names.ALLOCATED: "n:0"}, "ownerReferences": owners},
+        "spec": {"nodeName": "n", "nodeSelector": long, "containers": [{"name": "c", "args": list(long)}]},
+        "status": {"phase": "Running", "message": "x" * 100_000},
+    }
+    found = msgspec.json.decode(msgspec.json.encode(body), type=SEEN_PODS.type)
+    assert msgspec.to_builtins(found) == {
+        "metadata": {
+            **msgspec.to_builtins(ObjectMeta("a", "team", "u")),
+            "annotations": {names.ALLOCATED: "n:0"},
+        },
+        "spec": {"nodeName": "n"},
+        "status": {"phase": "Running"},
+    }
 
 
 def test_annotations_of_a_workload_are_kept_for_its_job() -> None:

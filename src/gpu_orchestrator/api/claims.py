@@ -11,6 +11,7 @@ from gpu_orchestrator.api import deviceleases, names, translate
 from gpu_orchestrator.api.gpuclaim import GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.job import EndedPod
 from gpu_orchestrator.api.kubernetes import Pod
+from gpu_orchestrator.api.seen_pod import SeenPod
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import WHOLE, Device
 from gpu_orchestrator.core.pod_rules import Neighbour
@@ -138,7 +139,7 @@ def answer(placement: Placement, devices: Sequence[Device]) -> dict[str, str]:
     }
 
 
-def given(pod: Pod | EndedPod) -> tuple[int, ...]:
+def given(pod: Pod | EndedPod | SeenPod) -> tuple[int, ...]:
     """Return the devices in a bound pod's annotation; none if the annotation names another node or cannot be
     read. The pod's owner can write the annotation: it proves nothing, only leases do."""
     node, _, ids = pod.metadata.annotations.get(names.ALLOCATED, "").rpartition(":")

@@ -13,7 +13,8 @@ from gpu_orchestrator.adapters.kube.errors import Unreachable
 from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.api import deviceleases, names
 from gpu_orchestrator.api.deviceleases import DeviceRef, Holder
-from gpu_orchestrator.api.kubernetes import Node, Pod, PodSpec
+from gpu_orchestrator.api.kubernetes import Node
+from gpu_orchestrator.api.seen_pod import SeenPod, SeenSpec
 from gpu_orchestrator.api.wire import ObjectMeta
 from gpu_orchestrator.apps.agent import mismatch, taint
 from gpu_orchestrator.apps.agent.metrics import Metrics
@@ -28,10 +29,10 @@ USE = Use("uid-a", 3, "GPU-3")
 NOTHING: frozenset[Use] = frozenset()
 
 
-def pod(name: str = "a", namespace: str = "team", allocated: str = "") -> Pod:
+def pod(name: str = "a", namespace: str = "team", allocated: str = "") -> SeenPod:
     notes = {names.ALLOCATED: allocated}
     meta = ObjectMeta(name=name, namespace=namespace, uid=f"uid-{name}", annotations=notes)
-    return Pod(meta, PodSpec(node_name=NODE))
+    return SeenPod(meta, SeenSpec(node_name=NODE))
 
 
 def lease(*uids: str, device: int = 3) -> Any:

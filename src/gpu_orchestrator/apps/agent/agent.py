@@ -26,7 +26,8 @@ from gpu_orchestrator.adapters.kube.informer.watch import Watch
 from gpu_orchestrator.adapters.kubelet.pod_resources import PodResources
 from gpu_orchestrator.api import sharing, translate
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES, GpuNodeStatus, GpuNodeStatusStatus
-from gpu_orchestrator.api.kubernetes import NODES, PODS, Node, Pod
+from gpu_orchestrator.api.kubernetes import NODES, Node
+from gpu_orchestrator.api.seen_pod import SEEN_PODS, SeenPod
 from gpu_orchestrator.api.wire import OwnerReference
 from gpu_orchestrator.apps.agent import mismatch, survey, usage
 from gpu_orchestrator.apps.agent.capacity import Capacity
@@ -78,7 +79,9 @@ class Agent:
             settings.temperature_limit_c, settings.recovery_seconds, settings.longest_recovery_seconds
         )
         here = settings.node_name
-        self._pods = Watch(client, PODS, fields=f"spec.nodeName={here}", indices={"uid": _uid}, turn_s=TURN_S)
+        self._pods = Watch(
+            client, SEEN_PODS, fields=f"spec.nodeName={here}", indices={"uid": _uid}, turn_s=TURN_S
+        )
         self._nodes = Watch(client, NODES, fields=f"metadata.name={here}", turn_s=TURN_S)
         self._given = Given(
             PodResources(settings.pod_resources_socket),
@@ -308,7 +311,7 @@ class Agent:
             self.publisher.offer(msgspec.structs.replace(self._seen, mps=report), self._seen_at)
             self._heartbeat.check()
 
-    def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
+    def _on_pod(self, old: SeenPod | None, new: SeenPod | None) -> None:
         """A pod that is gone without the kubelet's word that its containers have ended was deleted by force:
         the scheduler waits for our next look."""
         if new is None and old is not None and old.status.phase not in translate.TERMINAL:
@@ -357,7 +360,7 @@ class Agent:
         pods = [pod for uid in uids if (pod := self._pod(uid))]
         return {pod.metadata.uid: (pod.metadata.namespace, pod.metadata.name) for pod in pods}
 
-    def _pod(self, uid: str) -> Pod | None:
+    def _pod(self, uid: str) -> SeenPod | None:
         return next(iter(self._pods.store.by("uid", uid)), None)
 
     def _node(self) -> Node | None:
@@ -369,5 +372,5 @@ class Agent:
         return [OwnerReference("v1", "Node", node.metadata.name, node.metadata.uid)] if node else []
 
 
-def _uid(pod: Pod) -> tuple[str]:
+def _uid(pod: SeenPod) -> tuple[str]:
     return (pod.metadata.uid,)

@@ -16,7 +16,8 @@ from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.kube.errors import KubeError, NotFound
 from gpu_orchestrator.adapters.kube.events import Recorder, Reference, about
 from gpu_orchestrator.api import claims, deviceleases, names
-from gpu_orchestrator.api.kubernetes import LEASES, PODS, Node, Pod
+from gpu_orchestrator.api.kubernetes import LEASES, Node
+from gpu_orchestrator.api.seen_pod import SEEN_PODS, SeenPod
 from gpu_orchestrator.apps.agent import usage
 from gpu_orchestrator.apps.agent.metrics import Metrics
 from gpu_orchestrator.apps.agent.settings import Settings
@@ -43,7 +44,7 @@ class Mismatches:
         client: Client,
         settings: Settings,
         *,
-        pod: Callable[[str], Pod | None],
+        pod: Callable[[str], SeenPod | None],
         node: Callable[[], Node | None],
         recorder: Recorder,
         metrics: Metrics,
@@ -100,10 +101,10 @@ class Mismatches:
         if is_new:
             self._raise_alarm(use, pod)
 
-    def _is_ignored(self, pod: Pod | None) -> bool:
+    def _is_ignored(self, pod: SeenPod | None) -> bool:
         return pod is not None and pod.metadata.namespace in self._settings.ignore_namespaces
 
-    async def _is_given(self, use: Use, pod: Pod | None) -> bool:
+    async def _is_given(self, use: Use, pod: SeenPod | None) -> bool:
         if self._settings.lock == "binding":
             return pod is not None and use.device in claims.given(pod)
         name = names.device_lease(self._settings.node_name, use.device)
@@ -113,14 +114,14 @@ class Mismatches:
             return False
         return any(hold.holder.uid == use.uid for hold in deviceleases.holds(lease))
 
-    def _raise_alarm(self, use: Use, pod: Pod | None) -> None:
+    def _raise_alarm(self, use: Use, pod: SeenPod | None) -> None:
         self._metrics.mismatches.inc()
         log.warning("pod uses a device that it was not given", pod_uid=use.uid, device=use.device)
         what = f"GPU {use.device} ({use.uuid}) of {self._settings.node_name}"
         advice = "claim it, or keep the containers from other devices"
         if pod is not None:
             note = f"a process of this pod uses {what}, which it was not given; {advice}"
-            self._recorder.warning(about(PODS, pod), names.DEVICE_MISMATCH, note)
+            self._recorder.warning(about(SEEN_PODS, pod), names.DEVICE_MISMATCH, note)
         elif node := self._node():
             note = f"a process of pod UID {use.uid}, which is not there any more, uses {what}; end it"
             self._recorder.warning(_reference(node), names.DEVICE_MISMATCH, note)
