@@ -83,7 +83,7 @@ def test_killed_agent_goes_on_where_it_was(agent_stage: Stage, tmp_path: Path) -
         agent.process.stop()
         assert lease(cluster, node)["holderIdentity"] == ""
         agent.process.start()
-        until(lambda: lease(cluster, node)["holderIdentity"] != "", "the next need not wait", within_s=20)
+        until(lambda: lease(cluster, node)["holderIdentity"] != "", "the next takes it")
 
 
 def devices(cluster: Cluster, node: str) -> list[Json]:
