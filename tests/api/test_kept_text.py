@@ -46,8 +46,14 @@ def test_only_annotations_that_we_read_are_kept(
 
 def test_agent_keeps_of_a_pod_what_it_needs() -> None:
     """A tenant with fifty pods of a megabyte on a node would end its agent."""
-    long = {f"example.com/{n}": "x" * 63 for n in range(5000)}
-    meta = {"name": "a", "namespace": "team", "uid": "u", "labels": long, "finalizers": list(long)}
+    long: dict[str, Any] = {f"example.com/{n}": "x" * 63 for n in range(5000)}
+    meta: dict[str, Any] = {
+        "name": "a",
+        "namespace": "team",
+        "uid": "u",
+        "labels": long,
+        "finalizers": list(long),
+    }
     owners = [{"apiVersion": "v1", "kind": "X", "name": name, "uid": name} for name in long]
     body = {
         "metadata": {**meta, "annotations": {**long, names.ALLOCATED: "n:0"}, "ownerReferences": owners},
