@@ -6,7 +6,7 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-kinds=(gpuworkloads.gpu.warp.dev gpuclaims.gpu.scheduling gpunodestatuses.gpu.scheduling)
+kinds=(gpuworkloads.gpu.warp.dev gpuclaims.gpu.scheduling gpunodestatuses.gpu.scheduling gpuqueues.gpu.scheduling)
 
 die() { echo "definitions: $*" >&2; exit 1; }
 

@@ -109,7 +109,7 @@ manifests config/crd | kubectl apply --server-side --force-conflicts -f -
 # kubectl gives up on a definition that is so new that it has no conditions yet, so ask it again.
 until_s=$((SECONDS + 60))
 until found=$(kubectl wait --for=condition=Established --timeout=60s crd/gpuworkloads.gpu.warp.dev \
-  crd/gpuclaims.gpu.scheduling crd/gpunodestatuses.gpu.scheduling 2>&1); do
+  crd/gpuclaims.gpu.scheduling crd/gpunodestatuses.gpu.scheduling crd/gpuqueues.gpu.scheduling 2>&1); do
   ((SECONDS < until_s)) || die "the custom resources are not served: $(tail -n 1 <<<"$found")"
   sleep 1
 done

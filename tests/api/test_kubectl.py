@@ -22,6 +22,7 @@ def applied(kinds: Cluster, namespace: str) -> Iterator[str]:
     kinds.kubectl("apply", "-n", namespace, "-f", EXAMPLES)
     yield namespace
     kinds.kubectl("delete", "gns", "node-a")
+    kinds.kubectl("delete", "gq", "--all")
 
 
 def test_install(cluster: Cluster) -> None:
@@ -29,6 +30,7 @@ def test_install(cluster: Cluster) -> None:
     assert {line.split()[0].rpartition("/")[2] for line in said.splitlines()} == {
         "gpuclaims.gpu.scheduling",
         "gpunodestatuses.gpu.scheduling",
+        "gpuqueues.gpu.scheduling",
         "gpuworkloads.gpu.warp.dev",
     }
 
@@ -37,6 +39,8 @@ def test_columns(kinds: Cluster, applied: str) -> None:
     assert heads(kinds, applied, "gpuw") == ["NAME", "MODEL", "GPUS", "PHASE", "NODE", "AGE"]
     assert heads(kinds, applied, "gclaim") == ["NAME", "REQ", "POLICY", "TOPOLOGY", "ALLOCATED", "PHASE"]
     assert heads(kinds, applied, "gns") == ["NAME", "NODE", "DEVICES"]
+    queue = ["NAME", "PARENT", "GUARANTEED", "LIMIT", "USED", "PENDING", "READY"]
+    assert heads(kinds, applied, "gq") == queue
 
 
 def test_wide_columns(kinds: Cluster, applied: str) -> None:
@@ -44,6 +48,8 @@ def test_wide_columns(kinds: Cluster, applied: str) -> None:
     assert wide[-5:] == ["DEVICES", "STRATEGY", "PRIORITY", "RETRIES", "MESSAGE"]
     wide = heads(kinds, applied, "gns", "-o", "wide")
     assert wide[-4:] == ["HEALTHY", "IN USE", "MODEL", "DRIVER"]
+    wide = heads(kinds, applied, "gq", "-o", "wide")
+    assert wide[-6:] == ["BORROWED", "LENT", "WEIGHT", "SHARE", "MESSAGE", "AGE"]
 
 
 def test_values_in_the_columns(kinds: Cluster, applied: str) -> None:
@@ -64,6 +70,13 @@ def test_values_in_the_columns(kinds: Cluster, applied: str) -> None:
     )  # fmt: skip
     assert row(kinds, applied, "gpuw/my-model")[1:5] == ["llama2", "2", "Running", "node-a"]
     assert row(kinds, applied, "gpuw/my-model", "-o", "wide")[6] == "node-a:0,1"
+
+
+def test_values_in_the_columns_of_a_queue(kinds: Cluster, applied: str) -> None:
+    ready = '{"type": "Ready", "status": "True"}'
+    said = f'{{"status": {{"used": {{"*": 3000}}, "pending": 2, "conditions": [{ready}]}}}}'
+    kinds.kubectl("patch", "gq/ml-team", "--subresource=status", "--type=merge", "-p", said)
+    assert row(kinds, applied, "gq/ml-team")[1:] == ["company", "32000", "3000", "2", "True"]
 
 
 def test_explain(kinds: Cluster) -> None:

@@ -7,6 +7,7 @@ import pytest
 from controlplane.cluster import Cluster
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES
+from gpu_orchestrator.api.gpuqueue import GPU_QUEUES
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS
 from tests.support import installed_kinds
 
@@ -87,6 +88,53 @@ def test_wrong_claim_is_refused(kinds: Cluster, wrong: Json, field: str) -> None
     assert_refused(kinds, GPU_CLAIMS.path("default"), GPU_CLAIMS, wrong, field)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"weight": 0}, "spec.weight"),
+        ({"weight": 1_000_001}, "spec.weight"),
+        ({"weight": 0.5}, "spec.weight"),
+        ({"limit": {"*": -1}}, "spec.limit.*"),
+        ({"limit": {"H100": "8"}}, "spec.limit.H100"),
+        ({"limit": {f"m{n}": 1 for n in range(65)}}, "spec.limit"),
+        ({"guaranteed": {"*": 2**31}}, "spec.guaranteed.*"),
+        ({"guaranteed": {"*": 2}, "limit": {"*": 1}}, "spec.guaranteed"),
+        ({"guaranteed": {"A": 1, "B": 2}, "limit": {"B": 1}}, "spec.guaranteed"),
+        ({"parent": "wrong"}, "spec.parent"),
+        ({"parent": "No Name"}, "spec.parent"),
+        ({"parent": "p" * 64}, "spec.parent"),
+        ({"borrowing": "yes"}, "spec.borrowing"),
+        ({"namespaceSelector": {"matchLabels": {"team": "a b"}}}, "spec.namespaceSelector.matchLabels.team"),
+        (
+            {"namespaceSelector": {"matchExpressions": [{"key": "team", "operator": "In"}]}},
+            "spec.namespaceSelector.matchExpressions[0].values",
+        ),
+        (
+            {
+                "namespaceSelector": {
+                    "matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]
+                }
+            },
+            "spec.namespaceSelector.matchExpressions[0].values",
+        ),
+        (
+            {"namespaceSelector": {"matchExpressions": [{"key": "team", "operator": "Gt"}]}},
+            "spec.namespaceSelector.matchExpressions[0].operator",
+        ),
+        ({"preemption": {"reclaim": "Always"}}, "spec.preemption.reclaim"),
+        ({"preemption": {"within": "Any"}}, "spec.preemption.within"),
+    ],
+)
+def test_wrong_queue_is_refused(kinds: Cluster, wrong: Json, field: str) -> None:
+    assert_refused(kinds, GPU_QUEUES.path(), GPU_QUEUES, wrong, field)
+
+
+@pytest.mark.parametrize("name", ["default", "q" * 64])
+def test_queue_of_such_a_name_is_refused(kinds: Cluster, name: str) -> None:
+    body = installed_kinds.manifest(GPU_QUEUES, name, {})
+    assert "metadata.name" in installed_kinds.refusal(kinds, "POST", GPU_QUEUES.path(), body)
+
+
 def test_node_status_without_a_node_is_refused(kinds: Cluster) -> None:
     assert_refused(kinds, GPU_NODE_STATUSES.path(), GPU_NODE_STATUSES, {}, "spec.nodeName")
 
@@ -106,7 +154,7 @@ def test_link_that_is_not_a_pair_is_refused(kinds: Cluster, namespace: str, pair
 
 
 @pytest.mark.parametrize(
-    "resource", [GPU_WORKLOADS, GPU_CLAIMS, GPU_NODE_STATUSES], ids=lambda resource: resource.kind
+    "resource", [GPU_WORKLOADS, GPU_CLAIMS, GPU_NODE_STATUSES, GPU_QUEUES], ids=lambda resource: resource.kind
 )
 def test_missing_spec_is_refused(kinds: Cluster, resource: Any) -> None:
     body = installed_kinds.manifest(resource, "wrong", {})
@@ -121,9 +169,18 @@ def test_valid_object_is_accepted(kinds: Cluster) -> None:
     claims = [{"devices": {"exclusivity": "Shared", **held}} for held in shared]
     claims.append({"devices": {"exclusivity": "MIG", "migProfile": "1g.10gb"}})
     valid: list[tuple[Any, Json]] = [(GPU_WORKLOADS, VALID), *((GPU_CLAIMS, spec) for spec in ({}, *claims))]
+    selector = {"matchExpressions": [{"key": "team", "operator": "In", "values": ["a"]}]}
+    queue = {
+        "parent": "org",
+        "guaranteed": {"*": 2},
+        "limit": {"*": 2, "A": 1},
+        "namespaceSelector": selector,
+    }
+    valid += [(GPU_QUEUES, {}), (GPU_QUEUES, {"namespaceSelector": {}}), (GPU_QUEUES, queue)]
     for resource, spec in valid:
         body = installed_kinds.manifest(resource, "right", spec)
-        assert installed_kinds.refusal(kinds, "POST", resource.path("default"), body) == ""
+        path = resource.path("default" if resource.namespaced else "")
+        assert installed_kinds.refusal(kinds, "POST", path, body) == ""
 
 
 def assert_refused(cluster: Cluster, path: str, resource: Any, spec: Json, field: str) -> None:

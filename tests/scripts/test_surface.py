@@ -14,7 +14,12 @@ def found() -> dict[str, Any]:
 
 
 def test_every_part_is_found(found: dict[str, Any]) -> None:
-    assert set(found["kinds"]) == {"gpuclaims.yaml", "gpunodestatuses.yaml", "gpuworkloads.yaml"}
+    assert set(found["kinds"]) == {
+        "gpuclaims.yaml",
+        "gpunodestatuses.yaml",
+        "gpuqueues.yaml",
+        "gpuworkloads.yaml",
+    }
     assert "/api/v1/tasks" in found["http"]["paths"]
     assert any(each.startswith("counter callbacks ['outcome']") for each in found["metrics"])
     assert any(each.startswith("leading ['fence'") for each in found["log events"])

@@ -12,6 +12,7 @@ from msgspec import inspect, structs
 
 from gpu_orchestrator.api.devices import DeviceWish
 from gpu_orchestrator.api.gpuclaim import GpuClaimSpec
+from gpu_orchestrator.api.gpuqueue import GpuQueueSpec, Requirement
 from gpu_orchestrator.api.gpuworkload import GPUWorkloadSpec
 from gpu_orchestrator.api.podtemplate import POD_FIELDS, PodTemplate
 
@@ -109,6 +110,13 @@ def _sensible(value: T) -> T:
     if isinstance(value, GPUWorkloadSpec) and value.claim and value.claim.devices.count:
         devices = structs.replace(value.claim.devices, count=value.gpu_count)
         value = structs.replace(value, claim=structs.replace(value.claim, devices=devices))
+    if isinstance(value, Requirement):
+        needed = (value.values or ["a"]) if value.operator in ("In", "NotIn") else []
+        value = structs.replace(value, values=needed)
+    if isinstance(value, GpuQueueSpec):
+        most = value.limit
+        guaranteed = {name: min(each, most.get(name, each)) for name, each in value.guaranteed.items()}
+        value = structs.replace(value, guaranteed=guaranteed)
     return value
 
 

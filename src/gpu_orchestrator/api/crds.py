@@ -1,4 +1,4 @@
-"""Make the CustomResourceDefinitions of our three kinds from their wire types.
+"""Make the CustomResourceDefinitions of our kinds from their wire types.
 
 Returns text only; `make crds` writes the files.
 """
@@ -12,6 +12,7 @@ import yaml
 from gpu_orchestrator.api import schema
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES
+from gpu_orchestrator.api.gpuqueue import GPU_QUEUES
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS
 from gpu_orchestrator.api.schema import Schema
 from gpu_orchestrator.api.wire import Resource
@@ -84,6 +85,24 @@ KINDS = (
             Column("In use", ".status.inUse", "integer", wide=True),
             Column("Model", ".status.devices[0].model", wide=True),
             Column("Driver", ".status.driver", wide=True),
+        ),
+    ),
+    Kind(
+        GPU_QUEUES,
+        "gq",
+        (
+            Column("Parent", ".spec.parent"),
+            Column("Guaranteed", ".spec.guaranteed['*']", "integer", description="thousandths of GPUs"),
+            Column("Limit", ".spec.limit['*']", "integer", description="thousandths of GPUs"),
+            Column("Used", ".status.used['*']", "integer", description="thousandths of GPUs"),
+            Column("Pending", ".status.pending", "integer", description="pods that wait"),
+            Column("Ready", '.status.conditions[?(@.type=="Ready")].status'),
+            Column("Borrowed", ".status.borrowed['*']", "integer", wide=True),
+            Column("Lent", ".status.lent['*']", "integer", wide=True),
+            Column("Weight", ".spec.weight", "integer", wide=True),
+            Column("Share", ".status.share", "integer", wide=True, description="thousandths of all GPUs"),
+            Column("Message", '.status.conditions[?(@.type=="Ready")].message', wide=True),
+            Column("Age", ".metadata.creationTimestamp", "date", wide=True),
         ),
     ),
 )

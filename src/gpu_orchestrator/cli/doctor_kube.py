@@ -14,6 +14,7 @@ from gpu_orchestrator.adapters.kube.transport.base import Request
 from gpu_orchestrator.api import names, webhook_objects
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES
+from gpu_orchestrator.api.gpuqueue import GPU_QUEUES
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS
 from gpu_orchestrator.api.kubernetes import LEASES, Lease
 from gpu_orchestrator.cli import doctor_policies, doctor_webhook, times
@@ -22,7 +23,7 @@ from gpu_orchestrator.cli.findings import Component, Finding
 ANSWER_LIMIT_S = 10.0
 LATE_S = 60.0
 """A leader renews its Lease every few seconds; clocks may differ by a little."""
-KINDS = (GPU_WORKLOADS, GPU_CLAIMS, GPU_NODE_STATUSES)
+KINDS = (GPU_WORKLOADS, GPU_CLAIMS, GPU_NODE_STATUSES, GPU_QUEUES)
 SCHEDULER_LEASE = names.scheduler_lease(names.SCHEDULER)
 LEADERS = {
     "operator": (names.OPERATOR_LEASE, names.OPERATOR, "GPUWorkloads wait"),
