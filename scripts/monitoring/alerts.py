@@ -162,6 +162,14 @@ ALERTS = (
         "For an hour there have been pods with claims that fit nowhere.",
     ),
     Alert(
+        "scheduler",
+        "GpuQueueProblem",
+        "max(gpu_scheduler_queue_problems) > 0",
+        "10m",
+        "warning",
+        "{{ $value }} GpuQueues make no sense and admit no pod.",
+    ),
+    Alert(
         "webhook",
         "GpuWebhookAbsent",
         "absent(gpu_webhook_claim_reads_total)",

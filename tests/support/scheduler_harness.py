@@ -14,6 +14,7 @@ from gpu_orchestrator.adapters.kube.informer.store import Change, Store
 from gpu_orchestrator.api import claims
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
+from gpu_orchestrator.api.gpuqueue import GpuQueue
 from gpu_orchestrator.api.kubernetes import CsiNode, Lease, Namespace, Node, Pod, VolumeClaim
 from gpu_orchestrator.api.podgroup import PodGroup
 from gpu_orchestrator.api.volumes import StorageClass, Volume
@@ -96,6 +97,7 @@ class World:
     ) -> None:
         self.pods: Store[Pod] = Store(POD_INDICES)
         self.pod_groups: Store[PodGroup] = Store()
+        self.gpu_queues: Store[GpuQueue] = Store()
         self.nodes: Store[Node] = Store()
         self.claims: Store[GpuClaim] = Store({"pod": lambda each: [claims.reserved_for(each)]})
         self.node_statuses: Store[GpuNodeStatus] = Store()
@@ -118,6 +120,7 @@ class World:
             self.storage_classes,
             self.pod_groups,
             lambda: no_groups,
+            self.gpu_queues,
         )
         self.executor = RecordingExecutor()
         engine = Engine(
@@ -152,6 +155,14 @@ class World:
         for change in self.pod_groups.put(seen):
             self.coordinator.on_pod_group(*change)
 
+    def queue(self, seen: GpuQueue) -> None:
+        for change in self.gpu_queues.put(seen):
+            self.coordinator.queue_changes.on_queue(*change)
+
+    def queue_gone(self, name: str) -> None:
+        for change in self.gpu_queues.drop(name):
+            self.coordinator.queue_changes.on_queue(*change)
+
     def report(self, seen: GpuNodeStatus) -> None:
         for change in self.node_statuses.put(seen):
             self.coordinator.nodes.on_node_status(*change)
@@ -169,6 +180,7 @@ class World:
     def namespace(self, seen: Namespace) -> None:
         for change in self.namespaces.put(seen):
             self.coordinator.on_namespace(*change)
+            self.coordinator.queue_changes.on_namespace(*change)
 
     def csi_node(self, seen: CsiNode) -> None:
         for change in self.csi_nodes.put(seen):

@@ -7,7 +7,8 @@ import msgspec
 
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus
-from gpu_orchestrator.api.kubernetes import Node, Pod, VolumeClaim
+from gpu_orchestrator.api.gpuqueue import GpuQueue
+from gpu_orchestrator.api.kubernetes import Namespace, Node, Pod, VolumeClaim
 from gpu_orchestrator.api.podgroup import PodGroup
 from gpu_orchestrator.api.volumes import StorageClass, Volume
 
@@ -60,6 +61,18 @@ def pod_group(
     made = {"schedulingPolicy": policy, **spec}
     body = {"metadata": _meta(name, generation=generation), "spec": made, "status": status or {}}
     return msgspec.convert(body, PodGroup)
+
+
+def namespace(name: str, **labels: str) -> Namespace:
+    return msgspec.convert({"metadata": {**_meta(name, labels=labels), "namespace": ""}}, Namespace)
+
+
+def gpu_queue(name: str, team: str = "", *, status: Any = None, generation: int = 1, **spec: Any) -> GpuQueue:
+    """Return a queue; it selects the namespaces with this label `team`."""
+    if team:
+        spec.setdefault("namespaceSelector", {"matchLabels": {"team": team}})
+    meta = {**_meta(name, generation=generation), "namespace": ""}
+    return msgspec.convert({"metadata": meta, "spec": spec, "status": status or {}}, GpuQueue)
 
 
 def claim(

@@ -31,6 +31,7 @@ T = TypeVar("T")
 SYSTEM = names.NAMESPACE
 CLAIMS = "/apis/gpu.scheduling/v1/namespaces/{}/gpuclaims"
 POD_GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/{}/podgroups"
+QUEUES = "/apis/gpu.scheduling/v1/gpuqueues"
 REPORTS = "/apis/gpu.scheduling/v1/gpunodestatuses"
 WORKLOADS = "/apis/gpu.warp.dev/v1alpha1/gpuworkloads"
 EXAMPLES = ROOT / "examples"
@@ -107,7 +108,8 @@ def _create(cluster: Cluster, path: str, body: Json) -> None:
 def _is_served(cluster: Cluster) -> bool:
     try:
         return all(
-            cluster.api.request("GET", path) for path in (CLAIMS.format("default"), REPORTS, WORKLOADS)
+            cluster.api.request("GET", path)
+            for path in (CLAIMS.format("default"), REPORTS, QUEUES, WORKLOADS)
         )
     except ApiError:
         return False

@@ -39,7 +39,8 @@ class DeviceRef:
 
 
 class Holder(msgspec.Struct, frozen=True, rename={"memory_mib": "memoryMiB"}, omit_defaults=True):
-    """One holder of a device. `share` and `memory_mib` are set for shared holders only."""
+    """One holder of a device. `share` and `memory_mib` are set for shared holders only. `queue` is the one
+    that the pod was bound in, empty for none."""
 
     uid: str
     pod: str = ""
@@ -47,6 +48,7 @@ class Holder(msgspec.Struct, frozen=True, rename={"memory_mib": "memoryMiB"}, om
     share: int = 0
     memory_mib: int = 0
     since: str = ""
+    queue: str = ""
 
     def placement(self, ref: DeviceRef, *, exclusive: bool) -> Placement:
         """Return what the holder takes, as the core counts it."""
@@ -78,16 +80,18 @@ def device_refs(node: str, devices: Iterable[Device]) -> list[DeviceRef]:
     return [DeviceRef(node, each.id, each.uuid, each.memory_mib) for each in devices]
 
 
-def holder_of(pod: Pod, placement: Placement, since: str) -> Holder:
+def holder_of(pod: Pod, placement: Placement, since: str, queue: str = "") -> Holder:
     """Return the lease entry of a pod that holds the devices of its placement."""
     meta = pod.metadata
     shared = (0, 0) if placement.exclusive else (placement.milli, placement.memory_mib)
-    return Holder(meta.uid, meta.name, meta.namespace, *shared, since)
+    return Holder(meta.uid, meta.name, meta.namespace, *shared, since, queue)
 
 
 def exclusive(ref: DeviceRef, holder: Holder, namespace: str) -> Lease:
     """Return the Lease whose creation takes a whole device."""
     about = {names.LEASE_POD: holder.pod, names.LEASE_NAMESPACE: holder.namespace}
+    if holder.queue:
+        about[names.QUEUE] = holder.queue
     return _lease(ref, namespace, holder.uid, holder.since, about, {names.POD_UID: holder.uid})
 
 
@@ -167,7 +171,8 @@ def holders(lease: Lease) -> tuple[Holder, ...]:
     spec, about = lease.spec, lease.metadata.annotations
     if not is_shared(lease):
         pod, namespace = about.get(names.LEASE_POD, ""), about.get(names.LEASE_NAMESPACE, "")
-        return (Holder(spec.holder_identity, pod, namespace, since=spec.acquire_time or ""),)
+        since, queue = spec.acquire_time or "", about.get(names.QUEUE, "")
+        return (Holder(spec.holder_identity, pod, namespace, since=since, queue=queue),)
     return _decoded(about.get(names.LEASE_HOLDERS, "[]"))
 
 

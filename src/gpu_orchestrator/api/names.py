@@ -36,6 +36,10 @@ LOCAL_DEVICES = "gpu.scheduling/local-devices"
 MPS_FOLDER = "gpu.scheduling/mps-folder"
 ANSWERING_ANNOTATIONS = (ALLOCATED, VISIBLE_DEVICES, LOCAL_DEVICES, MPS_FOLDER)
 
+# Label of a pod: the GpuQueue that it belongs to, if several select its namespace. A device lease remembers
+# under the same name, in an annotation, which queue its holder was bound in.
+QUEUE = "gpu.scheduling/queue"
+
 # Condition of a few bound pods of a gang: it has begun.
 GANG_BEGUN = "gpu.scheduling/gang-begun"
 

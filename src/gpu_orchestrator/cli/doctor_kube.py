@@ -79,6 +79,8 @@ RIGHTS: dict[Component, tuple[Right, ...]] = {
         Right(names.SCHEDULING_GROUP, "gpuclaims", "list watch get create patch"),
         Right(names.SCHEDULING_GROUP, "gpuclaims/status", "patch"),
         Right(names.SCHEDULING_GROUP, "gpunodestatuses", "list watch"),
+        Right(names.SCHEDULING_GROUP, "gpuqueues", "list watch"),
+        Right(names.SCHEDULING_GROUP, "gpuqueues/status", "patch"),
         Right("coordination.k8s.io", "leases", "list watch get create patch delete", names.NAMESPACE),
         Right("coordination.k8s.io", "leases", "get patch", names.NAMESPACE, SCHEDULER_LEASE),
         Right("events.k8s.io", "events", "create patch"),

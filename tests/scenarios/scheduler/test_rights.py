@@ -27,18 +27,19 @@ WATCHED = (
     "storageclasses",
     "gpuclaims",
     "gpunodestatuses",
+    "gpuqueues",
     "leases",
 )
 
 GRANTED = rights.granted("scheduler/role.yaml")
-DISCOVERY = "/apis/scheduling.k8s.io/v1alpha2"
-"""Whether PodGroups are served: any user may ask that."""
+DISCOVERY = ("/apis/scheduling.k8s.io/v1alpha2", "/apis/gpu.scheduling/v1", "selfsubjectaccessreviews")
+"""Whether PodGroups and GpuQueues are served, and may be watched: any user may ask that."""
 
 
 def sent(cluster: Cluster) -> list[Entry]:
     """Return what the ServiceAccount has requested."""
     entries = cluster.audit.entries(USER)
-    return [entry for entry in entries if entry.user == USER and entry.resource != DISCOVERY]
+    return [entry for entry in entries if entry.user == USER and entry.resource not in DISCOVERY]
 
 
 @pytest.fixture
@@ -82,6 +83,9 @@ def use_every_right(stage: Stage, proxy: Proxy) -> None:
     """Cause every read and write of the scheduler, including those after lost answers and on old servers."""
     (node,) = stage.gpu_nodes(1, gpus=4)
     stage.scheduler(kubeconfig=proxy.kubeconfig, releaseSeconds=0, sweepSeconds=1, onUnhealthy="Evict")
+    queue = {"metadata": {"name": "all"}, "spec": {"namespaceSelector": {}}}
+    head = {"apiVersion": "gpu.scheduling/v1", "kind": "GpuQueue"}
+    stage.cluster.api.request("POST", stages.QUEUES, {**head, **queue})
     stage.create(claim("one"), claim("half", exclusivity="Shared", share=500), pod("plain", claim="one"))
     stage.create(*(pod(f"half-{n}", claim_template="half") for n in range(2)))
     stage.wait_bound()

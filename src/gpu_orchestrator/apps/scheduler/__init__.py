@@ -15,6 +15,7 @@ Read the modules in this order:
   cycle/surroundings         what other pods mean for a pod of ours
   cycle/anti_affinity        which terms of other pods keep a pod away
   cycle/rechecks             pods to check again because of what others have changed, for a moment per tick
+  cycle/queue_changes        GpuQueues and labels of namespaces that change: pods that belong to another queue
   cycle/volume_users         which pods use each volume; some volumes serve one pod only
   cycle/volume_plans         which volumes were chosen for pods that are being bound
   cycle/preemptible          what may be evicted for a pod of higher priority, and what that loses
@@ -26,6 +27,7 @@ Read the modules in this order:
   accounting/holdings        what bound pods hold
   accounting/nominations     room that another scheduler has made for a pod of its own
   accounting/lease_index     device leases by device and by pod, and which of them count as taken
+  accounting/pod_queues      which GpuQueue each pod belongs to
   accounting/agent_liveness  which nodes have a live agent
   actions                    what the coordinator asks the executor to do, and the outcomes that come back
   executor                   runs these jobs concurrently and reports each outcome to the coordinator
@@ -42,6 +44,7 @@ Read the modules in this order:
   controllers/gangs          evicts what is bound of a gang whose other members find no room
   controllers/gang_marks     marks members of gangs that have begun, for the next scheduler
   controllers/pod_groups     writes the conditions of PodGroups
+  controllers/queue_status   writes what each GpuQueue uses into its status
   controllers/preemption     evicts pods of lower priority, and keeps their room for the pod that needs it
   controllers/node_capacity  writes into a node's status how many thousandths of GPUs it has
   controllers/reporter       writes events and the PodScheduled condition
@@ -68,6 +71,9 @@ These calls go back up, against that order:
   bound_pods, unbound_pods, pending, holdings, nominations, lease_index, node_view → coordinator
                              `feed`: their events for the engine. Only the coordinator may perform the actions
                              that the engine returns.
+  holdings, lease_index → pod_queues
+                             `queue_of`: the queue in which what a pod holds counts
+  pod_queues → lease_index   `recorded`: the queue that the leases of a pod name
   lease_index → coordinator  `placement_of`: what a pod counts already, so that no device counts twice
   lease_index → holdings     `keeps_lost`: whether a lease that disappeared was a live pod's; `recount` of
                              node_view: what a pod holds has changed

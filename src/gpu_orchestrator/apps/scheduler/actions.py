@@ -15,7 +15,8 @@ from gpu_orchestrator.core.device import Device
 class BindJob:
     """One decision of the engine, with all that is needed to carry it out. `claim` is the claim or template
     that the pod names; None if it asks for bare GPUs. `volumes` are those to be bound before the pod;
-    `unready` says why that cannot be done."""
+    `unready` says why that cannot be done. `queue` is the one whose quota it counts against, empty for
+    none."""
 
     pod: Pod
     placement: Placement
@@ -23,6 +24,7 @@ class BindJob:
     claim: GpuClaim | None = None
     volumes: VolumePlan | None = None
     unready: str = ""
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)

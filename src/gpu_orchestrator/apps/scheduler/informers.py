@@ -16,6 +16,7 @@ from gpu_orchestrator.api import claims, first_consumer, free_volumes, gangs, ne
 from gpu_orchestrator.api.free_volumes import FreeVolume
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS, GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.gpunodestatus import GPU_NODE_STATUSES, GpuNodeStatus
+from gpu_orchestrator.api.gpuqueue import GPU_QUEUES, GpuQueue
 from gpu_orchestrator.api.kubernetes import (
     CSI_NODES,
     LEASES,
@@ -133,6 +134,7 @@ class Stores:
     pod_groups: Store[PodGroup] = field(default_factory=Store)
     no_groups: Callable[[], str] = lambda: ""
     """Returns why PodGroups are not watched; empty if they are."""
+    gpu_queues: Store[GpuQueue] = field(default_factory=Store)
     promised: Promised = field(default_factory=Promised)
     _offers: Offers = field(default_factory=Offers, repr=False)
     _selections: Selections = field(default_factory=Selections, repr=False)
@@ -160,6 +162,11 @@ class Stores:
     def binding_for(self, claim: str) -> str:
         """Return the UID of the pod for which this claim is being bound; empty if for none."""
         return self.promised.claims.get(claim, "")
+
+    @property
+    def has_queues(self) -> bool:
+        """True if there is any GpuQueue."""
+        return len(self.gpu_queues) > 0
 
     def volume_limits(self, node: str) -> tuple[tuple[str, int], ...]:
         """Return how many volumes of each driver the node can attach."""
@@ -227,6 +234,7 @@ class Watches:
         self.namespaces = Watch(client, NAMESPACES)
         self.csi_nodes = Watch(client, CSI_NODES)
         self.pod_groups = OptionalWatch(client, POD_GROUPS)
+        self.gpu_queues = OptionalWatch(client, GPU_QUEUES)
         self.pods = Watch(client, PODS, fields=NOT_ENDED, indices=POD_INDICES)
         self.stores = Stores(
             pods=self.pods.store,
@@ -241,6 +249,7 @@ class Watches:
             storage_classes=self.storage_classes.store,
             pod_groups=self.pod_groups.store,
             no_groups=lambda: self.pod_groups.absent,
+            gpu_queues=self.gpu_queues.store,
         )
 
     @property
@@ -248,7 +257,7 @@ class Watches:
         """Return the watches in the order in which they must be complete before anything is decided."""
         volumes = self.volumes, self.volume_claims, self.storage_classes, self.csi_nodes
         first = self.nodes, self.node_statuses, self.claims, self.leases
-        return *first, *volumes, self.namespaces, self.pod_groups, self.pods
+        return *first, *volumes, self.namespaces, self.gpu_queues, self.pod_groups, self.pods
 
 
 def claims_of(pod: Pod) -> list[str]:

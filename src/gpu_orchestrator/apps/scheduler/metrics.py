@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from gpu_orchestrator.core.device import WHOLE
+from gpu_orchestrator.core.queue_terms import ALL
 from gpu_orchestrator.engine.engine import Engine
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -80,6 +82,7 @@ class Metrics:
         """Count pods and devices when the metrics are read, not at every change. `held_back` returns how many
         pods wait outside the engine."""
         self.registry.register(_Counts(engine, held_back))
+        self.registry.register(_QueueCounts(engine))
 
 
 class _Counts(Collector):
@@ -113,3 +116,42 @@ class _Counts(Collector):
             "Fraction of the free devices that are on partly used nodes.",
             value=fragmented / free if free else 0.0,
         )
+
+
+class _QueueCounts(Collector):
+    """The queues with quota. A label for each of them, so they are bounded; an administrator makes them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        usages, queues = self._engine.queue_usages(), self._engine.queues
+        nodes = {name: node for name in usages if (node := queues.node(name)) is not None}
+        yield GaugeMetricFamily(
+            "gpu_scheduler_queue_problems",
+            "Queues that admit nothing because their definition makes no sense.",
+            value=sum(bool(node.problem) for node in nodes.values()),
+        )
+        used, limit, borrowed, pending = (_of_queues(*each) for each in QUEUE_GAUGES)
+        for name in sorted(nodes)[:MOST_QUEUES]:
+            usage, terms = usages[name], nodes[name].terms
+            used.add_metric([name], usage.used.get(ALL, 0) / WHOLE)
+            borrowed.add_metric([name], usage.borrowed.get(ALL, 0) / WHOLE)
+            pending.add_metric([name], usage.pending)
+            if terms is not None and ALL in terms.limit:
+                limit.add_metric([name], terms.limit[ALL] / WHOLE)
+        yield from (used, limit, borrowed, pending)
+
+
+QUEUE_GAUGES = (
+    ("gpu_scheduler_queue_used_gpus", "GPUs that the pods of a queue use, and of those below it."),
+    ("gpu_scheduler_queue_limit_gpus", "GPUs that a queue may use at most, if it has a limit."),
+    ("gpu_scheduler_queue_borrowed_gpus", "GPUs that a queue uses beyond what it is guaranteed."),
+    ("gpu_scheduler_queue_pending_pods", "Pods that wait in a queue and in those below it."),
+)
+MOST_QUEUES = 1000
+"""Queues that are shown, the first by name."""
+
+
+def _of_queues(name: str, about: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, about, labels=["queue"])

@@ -34,6 +34,7 @@ from gpu_orchestrator.apps.scheduler.controllers.health import HealthConfig, Hea
 from gpu_orchestrator.apps.scheduler.controllers.node_capacity import NodeCapacity
 from gpu_orchestrator.apps.scheduler.controllers.pod_groups import PodGroupController
 from gpu_orchestrator.apps.scheduler.controllers.preemption import PreemptionController
+from gpu_orchestrator.apps.scheduler.controllers.queue_status import QueueSource, QueueStatusWriter
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser, has_stopped
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.controllers.sweep import Sweeper, SweeperDeps
@@ -201,6 +202,16 @@ class Scheduler:
             may_write=may_write,
             now=lambda: timestamps.seconds(datetime.now(UTC)),
         )
+        self._queue_status = QueueStatusWriter(
+            client.with_limits(patience_s=BRIEFLY_S),
+            stores.gpu_queues,
+            QueueSource(engine, self.coordinator.queues),
+            pacer,
+            metrics=metrics,
+            may_write=may_write,
+            now=lambda: timestamps.seconds(datetime.now(UTC)),
+            clock=clock,
+        )
         self._preemption = PreemptionController(
             client.with_limits(patience_s=BRIEFLY_S),
             self.coordinator,
@@ -250,6 +261,7 @@ class Scheduler:
                 self._reporter.run(),
                 self._pod_groups.run(),
                 self._gang_marker.run(),
+                self._queue_status.run(),
                 sweeps,
                 capacity,
                 health,
@@ -275,6 +287,8 @@ class Scheduler:
         await watches.csi_nodes.on_change_in_slices(self.coordinator.nodes.on_csi_node, breath)
         await watches.node_statuses.on_change_in_slices(self._releaser.on_node_status, breath)
         await watches.claims.on_change_in_slices(self.coordinator.on_claim, breath)
+        await watches.gpu_queues.on_change_in_slices(self.coordinator.queue_changes.on_queue, breath)
+        watches.namespaces.on_later_change(self.coordinator.queue_changes.on_namespace)
         watches.leases.on_later_change(self._written_leases.observe)
         await watches.leases.on_change_in_slices(self._agent_liveness.on_lease, breath)
         await watches.leases.on_change_in_slices(self.coordinator.lease_index.on_lease, breath)

@@ -26,8 +26,9 @@ def labels(of_workload: Mapping[str, str]) -> dict[str, str]:
 
 
 def pod_labels(of_workload: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels that the pods get from the workload."""
-    return _without(labels(of_workload), (*QUEUES, *CHARTS))
+    """Return the labels that the pods get from the workload: also the GpuQueue that it names."""
+    queue = {names.QUEUE: of_workload[names.QUEUE]} if names.QUEUE in of_workload else {}
+    return {**_without(labels(of_workload), (*QUEUES, *CHARTS)), **queue}
 
 
 def annotations(of_workload: Mapping[str, str]) -> dict[str, str]:

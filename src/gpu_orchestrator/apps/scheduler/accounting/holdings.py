@@ -32,8 +32,8 @@ log = structlog.get_logger()
 
 class Holdings:
     """`leased` returns the devices of a node that a pod holds by its leases; `has_lease` whether any lease
-    names the pod; `is_live` whether the node's agent is. `guarded`: nobody but a scheduler can write the
-    devices into a pod's annotation."""
+    names the pod; `is_live` whether the node's agent is; `queue_of` the queue in which a pod counts.
+    `guarded`: nobody but a scheduler can write the devices into a pod's annotation."""
 
     def __init__(
         self,
@@ -44,12 +44,14 @@ class Holdings:
         has_lease: Callable[[str], bool],
         is_live: Callable[[str], bool],
         guarded: bool,
+        queue_of: Callable[[str], str] = lambda uid: "",
     ) -> None:
         self.nodes = NodeView(
             feed, stores.nodes, stores.node_statuses, self.devices, is_live, stores.volume_limits
         )
         self._feed, self._stores = feed, stores
         self._leased, self._has_lease, self._guarded = leased, has_lease, guarded
+        self._queue_of = queue_of
         self._placements: dict[str, Placement] = {}
         self._named: dict[str, tuple[int, ...]] = {}
 
@@ -110,7 +112,7 @@ class Holdings:
             devices = self._without_lease(pod)
         placement = self._placement(pod, taken, devices)
         self._placements[uid] = placement
-        self._feed(PlacementObserved(placement))
+        self._feed(PlacementObserved(placement, queue=self._queue_of(uid)))
         self.nodes.recount(uid, placement.node)
 
     def _without_lease(self, pod: Pod) -> Placement | None:
@@ -144,6 +146,11 @@ class Holdings:
             neighbour=neighbours.neighbour(pod, self._stores),
         )
 
+    def requeue(self, uid: str) -> None:
+        """Count a bound pod in the queue that it belongs to now."""
+        if (placement := self._placements.get(uid)) is not None:
+            self._feed(PlacementObserved(placement, queue=self._queue_of(uid)))
+
     def remove(self, uid: str) -> Placement | None:
         """Remove an ended pod; return what it held."""
         self._named.pop(uid, None)
@@ -161,7 +168,7 @@ class Holdings:
                 milli=placement.milli,
                 memory_mib=placement.memory_mib,
             )
-            self._feed(PlacementObserved(kept))
+            self._feed(PlacementObserved(kept, queue=self._queue_of(uid)))
 
     def freed(self, uid: str) -> None:
         """Free the devices of an ended pod: no process uses them any longer."""

@@ -22,7 +22,7 @@ class LeaseIndex:
     """`placement_of` returns what a pod already counts, by its UID; `store` is that of the lease watch.
     `keeps` is called with a hold that disappeared and all that its holder had, and returns True if the holder
     is a live pod that has the device all the same. `changed` is called with the holder and
-    the node of every lease that came, changed or went."""
+    the node of every lease that came, changed or went. `queue_of` returns the queue in which a pod counts."""
 
     def __init__(
         self,
@@ -32,11 +32,15 @@ class LeaseIndex:
         *,
         keeps: Callable[[Hold, list[Hold]], bool],
         changed: Callable[[str, str], None],
+        queue_of: Callable[[str], str] = lambda uid: "",
     ) -> None:
         self._feed, self._placement_of, self._store = feed, placement_of, store
-        self._keeps, self._changed = keeps, changed
+        self._keeps, self._changed, self._queue_of = keeps, changed, queue_of
         self._found: dict[str, Lease] = {}
-        self._counted: dict[str, dict[str, Placement]] = {}
+        self._counted: dict[str, dict[str, tuple[Placement, str]]] = {}
+        """What counts by lease and holder, each with its queue."""
+        self._recorded: dict[str, str] = {}
+        """The queues that leases name, by holder."""
         self._by_pod: dict[str, dict[str, Lease]] = {}
         self._lost: dict[str, dict[str, Hold]] = {}
         self._lost_by: dict[str, dict[str, Hold]] = {}
@@ -64,6 +68,19 @@ class LeaseIndex:
             return set()
         return {hold.ref.device for hold in self.holds(uid) if hold.ref.node == node}
 
+    def recorded(self, uid: str) -> str:
+        """Return the queue that the pod was bound in, as its leases say; empty if they name none."""
+        return self._recorded.get(uid, "")
+
+    def requeue(self, uid: str) -> None:
+        """Count the pod's leases in another queue, if it belongs to another now."""
+        queue = self._queue_of(uid)
+        for at in {**self._by_pod.get(uid, {}), **self._lost_by.get(uid, {})}:
+            placement, before = self._counted.get(at, {}).get(uid, (None, queue))
+            if placement is not None and before != queue:
+                self._counted[at][uid] = placement, queue
+                self._feed(PlacementObserved(placement, queue=queue))
+
     def on_lease(self, old: Lease | None, new: Lease | None) -> None:
         lease = new or old
         if lease is None:
@@ -72,8 +89,10 @@ class LeaseIndex:
         for uid, hold in before.items():
             if uid not in after:
                 self._drop(hold, at)
-        for uid in after:
+        for uid, hold in after.items():
             self._by_pod.setdefault(uid, {})[at] = lease
+            if hold.holder.queue:
+                self._recorded[uid] = hold.holder.queue
             if self._lost:
                 self._found_again(uid, at)
         self._count(at, self._placements(new, after.values()))
@@ -97,6 +116,7 @@ class LeaseIndex:
         for at in list(self._lost_by.get(uid, ())):
             self._found_again(uid, at)
             self._update(at, self._store.get(at))
+        self._forget_recorded(uid)
 
     def recount(self, uid: str) -> None:
         """Update the pod's leases after the devices that it counts itself have changed."""
@@ -108,7 +128,7 @@ class LeaseIndex:
         """Return True if a lease counts for the pod, and rightly so. To know that, the lease need not be read
         again: a new leader asks for every pod of the cluster."""
         counted = self._counted.get(at, {}).get(uid)
-        return counted is not None and not self._counts_itself(uid, counted.node, counted.devices)
+        return counted is not None and not self._counts_itself(uid, counted[0].node, counted[0].devices)
 
     def _drop(self, hold: Hold, at: str) -> None:
         uid = hold.holder.uid
@@ -119,6 +139,11 @@ class LeaseIndex:
         mine.pop(at, None)
         if not mine:
             self._by_pod.pop(uid, None)
+            self._forget_recorded(uid)
+
+    def _forget_recorded(self, uid: str) -> None:
+        if uid not in self:
+            self._recorded.pop(uid, None)
 
     def _found_again(self, uid: str, at: str) -> None:
         for lost, first, second in ((self._lost, at, uid), (self._lost_by, uid, at)):
@@ -135,11 +160,11 @@ class LeaseIndex:
             wanted.setdefault(uid, hold.placement)
         counted = self._counted.pop(at, {})
         if wanted:
-            self._counted[at] = wanted
-        for uid, placement in wanted.items():
-            if counted.get(uid) != placement:
-                self._feed(PlacementObserved(placement))
-        for uid, placement in counted.items():
+            self._counted[at] = {uid: (each, self._queue_of(uid)) for uid, each in wanted.items()}
+        for uid, (placement, queue) in self._counted.get(at, {}).items():
+            if counted.get(uid) != (placement, queue):
+                self._feed(PlacementObserved(placement, queue=queue))
+        for uid, (placement, _) in counted.items():
             if uid not in wanted:
                 self._feed(RequestRemoved(placement.key))
 

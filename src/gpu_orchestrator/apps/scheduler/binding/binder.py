@@ -164,7 +164,7 @@ class Binder:
         """Acquire all leases and the claim at once. If one is refused, the caller releases the others."""
         wanted: list[Coroutine[Any, Any, LeaseHold | HeldByOther | Reserved | Refused]] = []
         if self._leases is not None:
-            holder = deviceleases.holder_of(job.pod, job.placement, self._now())
+            holder = deviceleases.holder_of(job.pod, job.placement, self._now(), job.queue)
             exclusive = job.placement.exclusive
             wanted += [self._leases.acquire(ref, holder, exclusive=exclusive) for ref in _refs(job)]
         if job.claim is not None and self._reserves_claims:

@@ -121,8 +121,10 @@ class DeviceLeases:
         found = await self._read(ref)
         if found is None or not deviceleases.is_device(found) or found.spec.holder_identity != holder.uid:
             return HeldByOther(ref, found)
-        spec = {"acquireTime": holder.since, "renewTime": self._now()}
-        lease = await self._write(ref, found, {"spec": spec})
+        body: Json = {"spec": {"acquireTime": holder.since, "renewTime": self._now()}}
+        if found.metadata.annotations.get(names.QUEUE, "") != holder.queue:
+            body["metadata"] = {"annotations": {names.QUEUE: holder.queue or None}}
+        lease = await self._write(ref, found, body)
         return HeldByOther(ref) if lease is None else _hold(ref, holder, lease)
 
     async def _acquire_shared(self, ref: DeviceRef, holder: Holder) -> LeaseHold | HeldByOther:

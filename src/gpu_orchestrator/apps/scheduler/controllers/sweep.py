@@ -220,7 +220,7 @@ class Sweeper:
         held, lost = coordinator.lease_index.holds(uid), coordinator.lease_index.lost(uid)
         leased = {hold.ref.device for hold in held if hold.ref.node == bound.node}
         since = next((hold.holder.since for hold in held if hold.ref.node == bound.node), self._now())
-        holder = deviceleases.holder_of(pod, bound, since)
+        holder = deviceleases.holder_of(pod, bound, since, coordinator.queues.of_bound(uid))
         missing = [(each, holder, bound.exclusive) for each in bound.devices if each not in leased]
         missing += [(each.ref.device, each.holder, each.exclusive) for each in lost]
         by_id = {device.id: device for device in self._devices(bound.node, [each[0] for each in missing])}

@@ -14,12 +14,18 @@ from gpu_orchestrator.engine.events import Event
 
 
 class BoundPods:
-    """`check` is called with pods that wait for a claim which is free now."""
+    """`check` is called with pods that wait for a claim which is free now, `requeue` with pods that may count
+    in another queue than before."""
 
     def __init__(
-        self, shared: Shared, feed: Callable[[Event], None], check: Callable[[Iterable[Pod]], None]
+        self,
+        shared: Shared,
+        feed: Callable[[Event], None],
+        check: Callable[[Iterable[Pod]], None],
+        *,
+        requeue: Callable[[str], None],
     ) -> None:
-        self._shared, self._feed, self._check = shared, feed, check
+        self._shared, self._feed, self._check, self._requeue = shared, feed, check, requeue
         self._our_pods, self._binding, self._pending = shared.our_pods, shared.binding, shared.pending
         self._holdings, self._lease_index = shared.holdings, shared.lease_index
         self._surroundings, self._claim_users = shared.surroundings, shared.claim_users
@@ -44,11 +50,15 @@ class BoundPods:
         """Take in that we have bound a pod."""
         uid, placement = job.pod.metadata.uid, job.placement
         self._failures.pop(uid, None)
+        self._shared.queues.bound(uid, job.queue)
         if uid in self._our_pods:
             self._pending.clear_reason(uid)
             self._holdings.record(uid, placement)
+            if self._shared.queues.of_bound(uid) != job.queue:
+                self._requeue(uid)  # its queue is gone, or another came, while it was bound
         else:  # it ended before the bind was answered
             self._holdings.keep_ended(uid, placement, self._lease_index.devices(uid, placement.node))
+            self._shared.queues.forget(uid)
             self._executor.release(PodEnded(job.pod, placement))
         self._lease_index.recount(uid)
         self._feed(events.Placed(uid))
@@ -79,6 +89,7 @@ class BoundPods:
             self._pending.withdraw(uid)
             self._holdings.nodes.remove_plugin_pod(uid, placement.node)
             self._holdings.nodes.recount(uid, placement.node)
+            self._shared.queues.forget(uid)
         if uid in self._binding:
             return  # `done` decides when its job has an outcome
         if uid in self._lease_index or (placement is not None and placement.devices):
@@ -103,6 +114,7 @@ class BoundPods:
             self._claim_users.assign(pod)
         self._holdings.add(pod, by_annotation=by_annotation)
         self._lease_index.recount(pod.metadata.uid)
+        self._lease_index.requeue(pod.metadata.uid)
         self._count_in_gang(pod, pod.spec.node_name)
         self._surroundings.check_users(in_use)
 

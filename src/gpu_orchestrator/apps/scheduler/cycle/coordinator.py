@@ -21,12 +21,14 @@ from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.accounting.holdings import Holdings
 from gpu_orchestrator.apps.scheduler.accounting.lease_index import LeaseIndex
 from gpu_orchestrator.apps.scheduler.accounting.nominations import Nominations
+from gpu_orchestrator.apps.scheduler.accounting.pod_queues import PodQueues
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Bound, Executor, Outcome
 from gpu_orchestrator.apps.scheduler.cycle import bound_pods
 from gpu_orchestrator.apps.scheduler.cycle.bound_pods import BoundPods
 from gpu_orchestrator.apps.scheduler.cycle.claim_users import ClaimUsers
 from gpu_orchestrator.apps.scheduler.cycle.initial_holdings import InitialHoldings
 from gpu_orchestrator.apps.scheduler.cycle.pending import PendingPods
+from gpu_orchestrator.apps.scheduler.cycle.queue_changes import QueueChanges
 from gpu_orchestrator.apps.scheduler.cycle.rechecks import Rechecks
 from gpu_orchestrator.apps.scheduler.cycle.shared import CoordinatorConfig, Shared
 from gpu_orchestrator.apps.scheduler.cycle.surroundings import Surroundings
@@ -75,6 +77,10 @@ class Coordinator:
             stores.leases,
             keeps=lambda hold, held: self.holdings.keeps_lost(hold, held),
             changed=lambda uid, node: self.nodes.recount(uid, node),
+            queue_of=lambda uid: self.queues.of_bound(uid),
+        )
+        self.queues = PodQueues(
+            stores.gpu_queues, stores.namespaces, self.our_pods, recorded=self.lease_index.recorded
         )
         self.holdings = Holdings(
             self._feed,
@@ -83,6 +89,7 @@ class Coordinator:
             has_lease=self.lease_index.__contains__,
             is_live=is_agent_live,
             guarded=config.guarded_annotations,
+            queue_of=self.queues.of_bound,
         )
         self.nodes = self.holdings.nodes
         self.nominations = Nominations(self._feed, self.nodes, config.scheduler_name)
@@ -106,8 +113,12 @@ class Coordinator:
             self.lease_index,
             self._surroundings,
             self._claim_users,
+            self.queues,
         )
-        self._bound = BoundPods(self._shared, self._feed, self._check_unbound_pods)
+        self.queue_changes = QueueChanges(self._shared, self._feed, self._check_unbound_pods)
+        self._bound = BoundPods(
+            self._shared, self._feed, self._check_unbound_pods, requeue=self.queue_changes.requeue
+        )
         self._unbound = UnboundPods(
             self._shared, self._feed, engine, self._rechecks, since=lambda pod: clock() - waited_s(pod)
         )
@@ -326,7 +337,8 @@ class Coordinator:
     def _job(self, action: events.Place) -> BindJob:
         uid = action.request.key
         pod, devices = self.our_pods[uid], self.engine.cluster.devices(action.placement)
-        job = BindJob(pod, action.placement, devices, self.stores.claim_of(pod))
+        claim, queue = self.stores.claim_of(pod), action.request.queue
+        job = BindJob(pod, action.placement, devices, claim, queue=queue)
         volumes = self.volume_plans.make(pod, action.placement.node)
         if isinstance(volumes, VolumePlan):
             job = replace(job, volumes=volumes)

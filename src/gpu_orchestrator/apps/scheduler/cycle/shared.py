@@ -6,6 +6,7 @@ from gpu_orchestrator.api import names
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.accounting.holdings import Holdings
 from gpu_orchestrator.apps.scheduler.accounting.lease_index import LeaseIndex
+from gpu_orchestrator.apps.scheduler.accounting.pod_queues import PodQueues
 from gpu_orchestrator.apps.scheduler.actions import BindJob, Executor
 from gpu_orchestrator.apps.scheduler.cycle.claim_users import ClaimUsers
 from gpu_orchestrator.apps.scheduler.cycle.pending import PendingPods
@@ -48,6 +49,7 @@ class Shared:
     lease_index: LeaseIndex
     surroundings: Surroundings
     claim_users: ClaimUsers
+    queues: PodQueues
     failures: dict[str, int] = field(default_factory=dict)
     is_opened: bool = False
 

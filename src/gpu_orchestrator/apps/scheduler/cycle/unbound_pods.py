@@ -1,12 +1,14 @@
 """Our pods that are not bound: queue each, refuse it with the reason, or clear its leftover leases first."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import structlog
 
 from gpu_orchestrator.api import claims, deviceenv, podcapacity
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import key
+from gpu_orchestrator.apps.scheduler.accounting.pod_queues import NoQueue
 from gpu_orchestrator.apps.scheduler.actions import Failed
 from gpu_orchestrator.apps.scheduler.cycle import pod_request
 from gpu_orchestrator.apps.scheduler.cycle.pod_request import Unschedulable
@@ -138,12 +140,22 @@ class UnboundPods:
         try:
             others = self._surroundings.others(pod, user)
             found = pod_request.request_of(pod, stores.claim_of(pod), stores, others)
+            if isinstance(found, Request) and stores.has_queues:
+                found = self._queued(pod, found)
             if isinstance(found, Request) and (why := self._uncounted_in(pod, found)):
                 return Unschedulable(why)
             return found
         except Exception as error:  # the edge of one pod: its owner learns of it, the others go on
             log.exception("pod could not be judged", pod=key(pod))
             return Unschedulable(f"could not be judged: {claims.shortened(repr(error))}")
+
+    def _queued(self, pod: Pod, request: Request) -> Request | Unschedulable:
+        """Return the request in its queue, or why it cannot be in the one that it names."""
+        match self._shared.queues.of_waiting(pod):
+            case NoQueue(why):
+                return Unschedulable(why)
+            case queue:
+                return replace(request, queue=queue) if queue else request
 
     def _uncounted_in(self, pod: Pod, request: Request) -> str:
         """Return that the pod requests less capacity than its GPUs count for, if that is refused."""
