@@ -88,7 +88,8 @@ class CertificateSite:
 
     def _configuration(self, kind: str) -> Json:
         """Return what ships, but for this namespace and this machine, and failing where it would be ignored.
-        An entry of somebody else is added, which no request matches."""
+        An entry of somebody else is added, which no request matches: a selector of namespaces does not keep
+        objects without a namespace away, so it has no rules for these."""
         made: Json = yaml_text.load((ROOT / "config" / "webhook" / f"{kind}.yaml").read_text())
         here = {"key": NAMESPACE_NAME, "operator": "In", "values": [self.namespace]}
         for each in made["webhooks"]:
@@ -97,7 +98,9 @@ class CertificateSite:
             each["failurePolicy"], each["timeoutSeconds"] = "Fail", 30
             each.setdefault("namespaceSelector", {}).setdefault("matchExpressions", []).append(here)
         never = {"matchLabels": {"no": "such"}}
-        made["webhooks"].append({**made["webhooks"][0], "name": OTHERS, "namespaceSelector": never})
+        first = made["webhooks"][0]
+        rules = [each for each in first["rules"] if each.get("scope") != "Cluster"]
+        made["webhooks"].append({**first, "name": OTHERS, "namespaceSelector": never, "rules": rules})
         return made
 
     def request(self, method: str, path: str, body: Json | None = None, **more: Any) -> Json:

@@ -7,6 +7,7 @@ from starlette.applications import Starlette
 
 from gpu_orchestrator.api.devices import DeviceWish
 from gpu_orchestrator.api.gpuclaim import GpuClaim
+from gpu_orchestrator.api.gpuqueue import GpuQueue
 from gpu_orchestrator.apps.webhook import app
 from gpu_orchestrator.apps.webhook.app import Probes
 from gpu_orchestrator.apps.webhook.claim_reader import CannotRead
@@ -27,10 +28,11 @@ class Site:
     is_reachable: bool = True
     is_draining: bool = False
     uses_mps: bool = False
+    queues: tuple[GpuQueue, ...] = ()
 
     @property
     def reviewer(self) -> Reviewer:
-        return Reviewer(self._find, self._largest_mib, uses_mps=self.uses_mps)
+        return Reviewer(self._find, self._largest_mib, self._queues, uses_mps=self.uses_mps)
 
     def app(self) -> Starlette:
         return app.build(self.reviewer, self.metrics, Probes(lambda: "", lambda: self.is_draining))
@@ -44,6 +46,11 @@ class Site:
             raise CannotRead("connection refused")
         found = CLAIMS.get(f"{namespace}/{name}")
         return msgspec.convert(found, GpuClaim) if found else None
+
+    async def _queues(self) -> list[GpuQueue]:
+        if not self.is_reachable:
+            raise CannotRead("connection refused")
+        return list(self.queues)
 
     def _largest_mib(self, wish: DeviceWish) -> int:
         return 80_000 if wish.model in ("", "H100") else 0

@@ -78,7 +78,7 @@ def _problems(at: str, wish: DeviceWish, labels: dict[str, str]) -> Iterator[str
             f"{wish.vendor}; leave one of them out"
         )
     for name in labels:
-        if not _is_label(name):
+        if not is_label(name):
             yield (
                 f"{at}.selector.matchLabels has {claims.shortened(name)!r}, which is no label's name, so no "
                 "node can have it; kubectl get nodes --show-labels lists the names"
@@ -103,6 +103,7 @@ def _maker(model: str) -> str:
     return next((vendor for vendor, heads in MAKERS.items() if name.startswith(heads)), "")
 
 
-def _is_label(text: str) -> bool:
+def is_label(text: str) -> bool:
+    """Return True if a label can have this name."""
     prefix, separator, name = text.rpartition("/")
     return bool(_LABEL_NAME.fullmatch(name)) and (not separator or bool(_LABEL_PREFIX.fullmatch(prefix)))

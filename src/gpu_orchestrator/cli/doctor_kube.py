@@ -88,6 +88,7 @@ RIGHTS: dict[Component, tuple[Right, ...]] = {
     "webhook": (
         Right(names.SCHEDULING_GROUP, "gpuclaims", "list watch get"),
         Right(names.SCHEDULING_GROUP, "gpunodestatuses", "list watch"),
+        Right(names.SCHEDULING_GROUP, "gpuqueues", "list"),
         Right("", "nodes", "list watch"),
         Right("", "secrets", "create", names.NAMESPACE),
         Right("", "secrets", "list watch get patch", names.NAMESPACE, names.WEBHOOK_SECRET),

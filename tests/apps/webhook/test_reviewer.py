@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gpu_orchestrator.api import deviceenv, mps, names, sharing
+from gpu_orchestrator.api.gpuqueue import GpuQueue
 from tests.support.admission_reviews import review
 from tests.support.asgi import post
 from tests.support.json_patch import applied
@@ -254,6 +255,83 @@ async def test_field_without_effect_is_a_warning(made: Json, words: str) -> None
 async def test_request_in_order_is_allowed_without_a_word(made: Json) -> None:
     asked = review(made)
     assert await answered("/validate", asked) == {"uid": asked["request"]["uid"], "allowed": True}
+
+
+def queue(name: str, **spec: Any) -> Json:
+    return {
+        "apiVersion": "gpu.scheduling/v1",
+        "kind": "GpuQueue",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def site_of(*queues: Json) -> Site:
+    return Site(queues=tuple(msgspec.convert(each, GpuQueue) for each in queues))
+
+
+RECLAIMS = {"preemption": {"reclaim": "Any"}}
+
+
+@pytest.mark.parametrize(
+    ("others", "made", "words"),
+    [
+        pytest.param([], queue("a", parent="b"), "queue b above it does not exist; until", id="parent"),
+        pytest.param(
+            [queue("b", parent="c")],
+            queue("a", parent="b"),
+            "queue c above it does not exist",
+            id="above",
+        ),
+        pytest.param([], queue("a", borrowing=False), "nothing is guaranteed", id="nothing to use"),
+        pytest.param([], queue("a", guaranteed={"*": 1}), "preemption.reclaim is Never", id="no reclaim"),
+        pytest.param(
+            [],
+            queue("a", namespaceSelector={"matchLabels": {"a b": "c"}}),
+            "'a b', which is no label",
+            id="label",
+        ),
+        pytest.param(
+            [queue("top", limit={"*": 3000}), queue("b", parent="top", guaranteed={"*": 2000})],
+            queue("a", parent="top", guaranteed={"*": 2000}, **RECLAIMS),
+            "the queues below top are guaranteed 4 GPUs together, and it may use 3",
+            id="more than the parent may use",
+        ),
+        pytest.param(
+            [queue("b", parent="top", guaranteed={"H100": 2000})],
+            queue("top", limit={"H100": 1000}),
+            "are guaranteed 2 H100 together, and it may use 1",
+            id="more of a model",
+        ),
+    ],
+)
+async def test_queue_that_cannot_be_had_yet_is_a_warning(others: list[Json], made: Json, words: str) -> None:
+    answer = await answered("/validate", review(made), site_of(*others))
+    assert answer["allowed"]
+    (warning,) = answer["warnings"]
+    assert words in warning
+
+
+async def test_circle_of_queues_is_refused() -> None:
+    site = site_of(queue("a", parent="b"), queue("b", parent="c"))
+    answer = await answered("/validate", review(queue("c", parent="a")), site)
+    assert not answer["allowed"]
+    assert "queue c: the queues above it form a circle; give another spec.parent" in str(answer["status"])
+    deep = [*(queue(f"q{n}", parent=f"q{n + 1}") for n in range(7)), queue("q7")]
+    answer = await answered("/validate", review(queue("q", parent="q0")), site_of(*deep))
+    assert "more than 8 queues are above each other" in str(answer["status"])
+
+
+async def test_queue_in_order_is_allowed_without_a_word() -> None:
+    site = site_of(queue("top", limit={"*": 4000}), queue("b", parent="top", guaranteed={"*": 2000}))
+    made = queue("a", parent="top", guaranteed={"*": 2000}, namespaceSelector={}, **RECLAIMS)
+    assert "warnings" not in await answered("/validate", review(made), site)
+
+
+async def test_queue_is_not_refused_because_the_others_cannot_be_read() -> None:
+    answer = await answered("/validate", review(queue("a", parent="b")), Site(is_reachable=False))
+    assert answer["allowed"]
+    assert answer["warnings"] == ["the other queues cannot be read now: connection refused"]
 
 
 async def test_workload_with_an_old_mistake_can_lose_its_finalizer() -> None:

@@ -10,6 +10,7 @@ modules in this order:
   app                     routes: reads the body, answers with JSON, counts
   reviewer                one AdmissionRequest → one AdmissionResponse
   claim_reader            a claim from the watch or, if it is not there yet, from the API server
+  queue_reader            all GpuQueues, when one of them is checked
   device_memory           keeps the sizes of all devices, for shares by memory
   certificate             the certificate to serve with, loaded again when its files change
   certificates/keeper     self-made certificates: performs what is due, and serves with the result

@@ -4,13 +4,22 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from gpu_orchestrator.api import admission, capacity, jsonpatch, names, request_checks, sharing
+from gpu_orchestrator.api import (
+    admission,
+    capacity,
+    jsonpatch,
+    names,
+    queue_checks,
+    request_checks,
+    sharing,
+)
 from gpu_orchestrator.api.admission import NamedClaim, WholeGpus
 from gpu_orchestrator.api.admission_policies.claimed_pods import MOST_CONTAINERS
 from gpu_orchestrator.api.admissionreview import JSON_PATCH, AdmissionRequest, AdmissionResponse, Result
 from gpu_orchestrator.api.capacity import WHOLE_DEVICE
 from gpu_orchestrator.api.devices import DeviceWish
 from gpu_orchestrator.api.gpuclaim import GPU_CLAIMS, GpuClaim
+from gpu_orchestrator.api.gpuqueue import GPU_QUEUES, GpuQueue
 from gpu_orchestrator.api.gpuworkload import GPU_WORKLOADS, GPUWorkload
 from gpu_orchestrator.api.pod import PODS
 from gpu_orchestrator.api.request_checks import Findings
@@ -26,6 +35,7 @@ UNAVAILABLE = (503, "ServiceUnavailable")
 
 FindClaim = Callable[[str, str], Awaitable[GpuClaim | None]]
 LargestMib = Callable[[DeviceWish], int]
+ListQueues = Callable[[], Awaitable[list[GpuQueue]]]
 
 
 class BadReview(ValueError):
@@ -35,8 +45,16 @@ class BadReview(ValueError):
 class Reviewer:
     """`uses_mps`: prepare pods with shared claims as clients of the MPS daemons that the agents keep."""
 
-    def __init__(self, find_claim: FindClaim, largest_mib: LargestMib, *, uses_mps: bool = False) -> None:
+    def __init__(
+        self,
+        find_claim: FindClaim,
+        largest_mib: LargestMib,
+        list_queues: ListQueues,
+        *,
+        uses_mps: bool = False,
+    ) -> None:
         self._find_claim, self._largest_mib, self._uses_mps = find_claim, largest_mib, uses_mps
+        self._list_queues = list_queues
 
     async def fill(self, asked: AdmissionRequest) -> AdmissionResponse:
         """Fill in a pod that claims GPUs."""
@@ -93,19 +111,26 @@ class Reviewer:
         return _patched(asked, pod, admission.hidden(pod))
 
     async def validate(self, asked: AdmissionRequest) -> AdmissionResponse:
-        """Check a new GpuClaim, or a GPUWorkload whose spec is new."""
+        """Check a new GpuClaim, or a GPUWorkload or GpuQueue whose spec is new."""
         if asked.sub_resource or asked.operation not in ("CREATE", "UPDATE"):
             return _allowed(asked)
         new = _object(asked)
         if _before(asked).get("spec") == new.get("spec"):
             return _allowed(asked)  # a finalizer must go, whatever the spec says
         try:
-            found = _findings(asked, new)
+            found = await self._of_queue(new) if _is(asked, GPU_QUEUES) else _findings(asked, new)
         except msgspec.ValidationError as error:
             return _allowed(asked, warnings=[f"the webhook cannot check this: {error}"])
         if found.problems:
             return _denied(asked, "; ".join(found.problems))
         return _allowed(asked, warnings=list(found.warnings))
+
+    async def _of_queue(self, new: Json) -> Findings:
+        queue = msgspec.convert(new, GpuQueue)
+        try:
+            return queue_checks.of_queue(queue, await self._list_queues())
+        except CannotRead as error:
+            return Findings((), (f"the other queues cannot be read now: {error}",))
 
 
 def _findings(asked: AdmissionRequest, new: Json) -> Findings:

@@ -20,6 +20,7 @@ from gpu_orchestrator.apps.webhook.certificate import Certificate
 from gpu_orchestrator.apps.webhook.claim_reader import ClaimReader
 from gpu_orchestrator.apps.webhook.device_memory import DeviceMemory
 from gpu_orchestrator.apps.webhook.metrics import Metrics
+from gpu_orchestrator.apps.webhook.queue_reader import QueueReader
 from gpu_orchestrator.apps.webhook.reviewer import Reviewer
 from gpu_orchestrator.apps.webhook.server import Connections
 from gpu_orchestrator.apps.webhook.settings import Settings
@@ -40,7 +41,8 @@ class Webhook:
         self._nodes.on_change(memory.node_changed)
         self._reports.on_change(memory.report_changed)
         claims = ClaimReader(client, self._claims.store, metrics, limit_s=settings.claim_read_seconds)
-        self._reviewer = Reviewer(claims.find, memory.sizes.largest_mib, uses_mps=settings.mps)
+        queues = QueueReader(client, limit_s=settings.claim_read_seconds)
+        self._reviewer = Reviewer(claims.find, memory.sizes.largest_mib, queues.all, uses_mps=settings.mps)
         self._stopped = asyncio.Event()
 
     @property
