@@ -19,6 +19,7 @@ OBJECTS = (
     f"/apis/coordination.k8s.io/v1/namespaces/{installation.SYSTEM}/leases",
     "/apis/gpu.scheduling/v1/gpuclaims",
     stages.REPORTS,
+    stages.QUEUES,
     stages.POD_GROUPS.replace("namespaces/{}/", ""),
 )
 """What a scheduler of the next test would take for its own."""
