@@ -155,7 +155,7 @@ def test_call_is_written_in_the_words_of_the_api() -> None:
         "timeout": 5,
         "resources": {"gpus": 2, "gpu_memory": "8GB", "pool": "p", "labels": {"a": "b"}},
     }
-    with pytest.raises(TypeError, match="unknown option 'memory'; known: callback_url,"):
+    with pytest.raises(TypeError, match="unknown option 'memory'; known: cache, callback_url,"):
         Call("echo", memory="8GB")  # type: ignore[call-overload]
 
 

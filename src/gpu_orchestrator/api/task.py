@@ -34,7 +34,8 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     wrote them, so that a repeated submission is equal; the store has the moments. `result_ttl_s` is how
     long the task is kept after its end; None as long as others. `takes_results`: its parameters refer to
     results of its dependencies. `model` is what its handler loads and keeps, empty for a task type that loads
-    nothing; with `only_load`, nothing more is done. `worker` is where it must run, empty for anywhere."""
+    nothing; with `only_load`, nothing more is done. `worker` is where it must run, empty for anywhere. For
+    `cache_s`, its result answers for tasks with the same `cache_key`."""
 
     task_type: str
     model_name: str = ""
@@ -56,6 +57,8 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     model: str = ""
     only_load: bool = False
     worker: str = ""
+    cache_key: str = ""
+    cache_s: float = 0.0
 
 
 SHORT = 500

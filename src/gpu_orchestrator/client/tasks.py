@@ -42,6 +42,8 @@ class Options(TypedDict, total=False):
     expires: str
     callback_url: str
     result_ttl: float
+    cache: float
+    """Seconds for which the result answers for equal tasks that ask for the cache, too."""
     max_lost_workers: int
     idempotency_key: str
     """Submitting the same key again returns the same task. The client makes keys for its own retries; give

@@ -110,6 +110,7 @@ _RETRY = Script[tuple[_Retried, ...]]("retry", tuple[_Retried, ...])
 _FETCH = Script[tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]](
     "fetch", tuple[int, tuple[_Flat, ...], tuple[_Flat, ...]]
 )
+_CACHED = Script[tuple[Accepted, ...]]("cached", tuple[Accepted, ...])
 _DUE = Script[DueResult]("due", DueResult)
 _LINKS = Script[LinksResult]("links", LinksResult)
 _DEPENDENCIES = Script[tuple[Dependency, ...]]("dependencies", tuple[Dependency, ...])
@@ -196,6 +197,10 @@ class Tasks(TaskLists):
             found.extend(row_of(row) for row in rows)
             size += sum(len(str(part)) for row in rows for part in row) if most_bytes else 0
         return found
+
+    async def cached(self, keys: Sequence[str]) -> tuple[Accepted, ...]:
+        """Return the completed task of each key of the result cache; one without an id if there is none."""
+        return await self._fenced.read(_CACHED, keys)
 
     async def due(self, most: int = 500) -> DueResult:
         """Queue scheduled tasks whose time has come and end waiting ones that expired, at most `most` of

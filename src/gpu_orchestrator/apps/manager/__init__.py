@@ -25,6 +25,7 @@ session → outcomes → completion → response. Read the modules in this order
   http/task_wishes          when and where a task may run: not_before, expires, pool
   http/task_files           which files its parameters name
   http/dependencies         after which others: depends_on, on_failure
+  http/result_cache         answers a task that asks for it by an equal one that has completed
   http/scheduling           bodies into schedules, and rows of schedules into answers
   http/routes/schedules     add, list, show, pause, resume, run and delete schedules
   http/task_models          the model of a task: which one, is it known, how long a load may take

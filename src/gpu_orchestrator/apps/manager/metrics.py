@@ -96,6 +96,14 @@ class Metrics:
             registry=self.registry,
         )
         self.terms = Counter("leader_terms", "Times this process became the leader", registry=self.registry)
+        self.cache_hits = Counter(
+            "result_cache_hits", "Tasks answered by the result of an equal one", registry=self.registry
+        )
+        self.cache_misses = Counter(
+            "result_cache_misses",
+            "Tasks that asked for the result cache and were queued",
+            registry=self.registry,
+        )
         self.callbacks = Counter(
             "callbacks", "Callback attempts by outcome", ["outcome"], registry=self.registry
         )

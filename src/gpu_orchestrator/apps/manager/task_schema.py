@@ -55,6 +55,9 @@ class TaskRequest(Body, frozen=True):
     max_lost_workers: Annotated[int, Meta(ge=1, le=100)] | None = None
     result_ttl: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
     """Seconds for which the task and its result are kept after it ended; at most `TASK_RETENTION`."""
+    cache: Annotated[float, Meta(gt=0, le=31_536_000)] | None = None
+    """Seconds for which the result answers for equal tasks that ask for the cache, too: of the same owner,
+    type, model and parameters. Such a task is not run; the answer names the one that has completed."""
     depends_on: Annotated[list[Name], Meta(max_length=1000)] = []
     """Whole ids of tasks of the same owner that must have ended before this one begins. Until then it is
     `scheduled`, and they are kept. In `parameters`, `{"$result": "ID"}` stands for the result of one of
@@ -72,7 +75,8 @@ class TaskBatch(Body, frozen=True):
 
 
 class TaskAccepted(Answer, frozen=True):
-    """`status` and `assigned_worker` are those of the earlier task if the idempotency key is known."""
+    """`status` and `assigned_worker` are those of the earlier task if the idempotency key is known, or
+    if the result cache has one."""
 
     task_id: str
     status: str

@@ -33,7 +33,7 @@ from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.access.limits import UNLIMITED, Allowance
 from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import plain_shape
-from gpu_orchestrator.apps.manager.http import dependencies, task_files, task_models
+from gpu_orchestrator.apps.manager.http import dependencies, result_cache, task_files, task_models
 from gpu_orchestrator.apps.manager.http.dependencies import LINK_BYTES
 from gpu_orchestrator.apps.manager.http.task_wishes import pool_allowed, pool_of, times_of
 from gpu_orchestrator.apps.manager.manager import Manager
@@ -80,7 +80,7 @@ async def _store(
     key: Key,
     correlation: str,
 ) -> list[Accepted]:
-    """Store tasks whose specs are made; see `accept`."""
+    """Store tasks whose specs are made; see `accept`. Those that the result cache answers are not stored."""
     if len(specs) == 1:
         await _check(manager, 0, specs[0], plain_shape(specs[0], manager.models.memory_mib))
     else:
@@ -94,15 +94,19 @@ async def _store(
         await _check_idempotency_keys(manager, requests, new)
     await dependencies.check(manager, requests, key.owner)
     await task_files.check(manager, requests, key.owner)
-    answers = await _submit(manager, new, key, manager.quotas.of_key(key))
+    hits = await result_cache.lookup(manager, specs, key.owner)
+    fresh, rest = result_cache.without(hits, new), result_cache.without(hits, requests)
+    answers = await _submit(manager, fresh, key, manager.quotas.of_key(key)) if fresh else ()
     taken = [each for each in answers if isinstance(each, Accepted)]
     if len(taken) < len(answers):
-        raise _refusal(manager, requests, answers, key)
-    return taken
+        raise _refusal(manager, rest, answers, key)
+    return result_cache.merged(hits, taken, len(requests))
 
 
 async def checked(manager: Manager, request: task_schema.TaskRequest, key: Key, correlation: str) -> NewTask:
     """Return the task of a request, as `accept` would store it now; raise the error that says why not."""
+    if request.cache is not None:
+        raise errors.Unprocessable("a schedule runs its tasks each time; leave cache out", param="cache")
     await task_models.refresh(manager, [request])
     spec = _spec(manager, request, key)
     await _check(manager, 0, spec, plain_shape(spec, manager.models.memory_mib))
@@ -256,7 +260,7 @@ def _spec(manager: Manager, request: task_schema.TaskRequest, key: Key, number: 
             f"resources.gpu_memory is {wanted.gpu_memory!r} and resources.gpus is 0; memory is reserved on "
             "GPUs: leave gpu_memory out, or give gpus 1 or more"
         )
-    return TaskSpec(
+    spec = TaskSpec(
         task_type=request.task_type,
         model_name=request.model_name,
         priority=_priority(request.priority),
@@ -276,6 +280,9 @@ def _spec(manager: Manager, request: task_schema.TaskRequest, key: Key, number: 
         takes_results=dependencies.takes_results(request, number),
         model=task_models.model_of(manager, request, number),
     )
+    if not (cache_key := result_cache.key_of(manager, request, spec, number)):
+        return spec
+    return structs.replace(spec, cache_key=cache_key, cache_s=request.cache)
 
 
 def with_idempotency_key(

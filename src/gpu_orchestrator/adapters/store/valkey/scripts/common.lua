@@ -6,6 +6,7 @@
 --   s:<state>    zset    ids by creation     leases      zset   worker -> expiry    news    list  for the leader
 --   on:<worker>  set     active attempts     of:<worker> zset   its latest tasks    idem:*  string -> task id
 --   stats        hash    counters            d:<worker>  hash   its counters        apis    zset  processes
+--   res:<owner>:<digest>  string -> a completed task whose result answers for equal ones; expires
 --   b:<worker>   hash    how tasks went there since the first that failed; expires. b: without a name is all workers
 --   circuits     set     workers whose circuit is open or half open: their rows have `circuit`
 --   epoch, fence numbers                      workers     set    names               levels  hash  waiting by priority

@@ -161,6 +161,14 @@ local function failed(id, task, payload, retryable, delay_ms, started)
   return finish(id, task[STATE], retryable and 'dead' or 'failed', fields, keep_ms)
 end
 
+-- Note the task under the key of the result cache, if it asked for that. The search spares most tasks the decoding.
+local function remember_result(id, task, kept_ms)
+  local asked = string.find(task[SPEC], '"cache_key"', 1, true) and cjson.decode(task[SPEC])
+  if not asked or type(asked.cache_key) ~= 'string' or asked.cache_key == '' then return end
+  local ms = math.floor(math.min(asked.cache_s * 1000, kept_ms))
+  if ms > 0 then redis.call('SET', P .. 'res:' .. task[TENANT] .. ':' .. asked.cache_key, id, 'PX', text(ms)) end
+end
+
 -- A result that is elsewhere is a file or object that was written before; this commits it. Nobody runs a completed task
 -- again, so its parameters are dropped if they are large.
 local function completed(id, task, payload, result_at, started)
@@ -172,6 +180,7 @@ local function completed(id, task, payload, result_at, started)
     {task[CREATED], task[TENANT], task[WORKER], task[ATTEMPT], started, '', task[LEVEL], task[SPEC],
       task[LINKED]})
   if result_at ~= '' then add_result(result_at, NOW + kept_ms) end
+  remember_result(id, task, kept_ms)
   local key = P .. 't:' .. id
   if redis.call('HSTRLEN', key, 'params') > LARGE_PARAMS then redis.call('HDEL', key, 'params') end
   return state
