@@ -205,6 +205,15 @@ def test_what_cannot_be_submitted_is_refused() -> None:
             client.submit("echo", {"at": [Path("here")]})
         with pytest.raises(BadArguments, match=r"twice: number is of class object; give numbers"):
             worker_tasks.twice.submit(object())  # type: ignore[arg-type]
+        alone = client.submit("echo")
+        with pytest.raises(
+            TypeError, match=r"<Handle \S+> is no list of handles; give one, such as \[handle\]"
+        ):
+            client.gather(alone)  # type: ignore[call-overload]
+        with pytest.raises(
+            TypeError, match=r"'abc' is no handle; `handle\(task_id\)` of the client makes one"
+        ):
+            client.cancel("abc")  # type: ignore[arg-type]
         with pytest.raises(IsADirectoryError):
             client.upload("/")
 

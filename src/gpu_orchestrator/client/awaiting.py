@@ -169,7 +169,7 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> None:
         """Wait until all these tasks have ended, however they ended; raise `TimedOut`."""
-        await self._run(self._with.wait(list(handles), timeout))
+        await self._run(self._with.wait(calls.handles(handles), timeout))
 
     @overload
     async def gather(
@@ -191,18 +191,18 @@ class AsyncClient:
         return_exceptions: bool = False,
     ) -> Any:
         """Wait for these tasks and return their results in order: see `Client.gather`."""
-        asked = list(handles)
+        asked = calls.handles(handles)
         return await self._run(self._with.gather(asked, timeout, return_exceptions=return_exceptions))
 
     def as_completed(
         self, handles: Iterable[AsyncHandle[R]], timeout: float | None = None
     ) -> AsyncIterator[AsyncHandle[R]]:
         """Yield the handles of these tasks as they end."""
-        return self._emitted(self._with.wait(list(handles), timeout))
+        return self._emitted(self._with.wait(calls.handles(handles), timeout))
 
     async def cancel(self, *handles: AsyncHandle[Any]) -> list[bool]:
         """Cancel tasks; return for each False if it had ended otherwise."""
-        done = await self._run(self._with.cancel([each.id for each in handles]))
+        done = await self._run(self._with.cancel([each.id for each in calls.handles(handles)]))
         return [done[each.id] for each in handles]
 
     async def upload(self, path: str | os.PathLike[str], *, name: str = "") -> File:

@@ -189,7 +189,7 @@ class Client:
 
     def wait(self, handles: Iterable[Handle[Any]], timeout: float | None = None) -> None:
         """Wait until all these tasks have ended, however they ended; raise `TimedOut`."""
-        self._run(self._with.wait(list(handles), timeout))
+        self._run(self._with.wait(calls.handles(handles), timeout))
 
     @overload
     def gather(
@@ -208,17 +208,17 @@ class Client:
     ) -> Any:
         """Wait for these tasks and return their results in order. The first that fails is raised at once, and
         the others go on; with `return_exceptions` the errors are among the results."""
-        asked = list(handles)
+        asked = calls.handles(handles)
         return self._run(self._with.gather(asked, timeout, return_exceptions=return_exceptions))
 
     def as_completed(self, handles: Iterable[Handle[R]], timeout: float | None = None) -> Iterator[Handle[R]]:
         """Yield the handles of these tasks as they end; `result()` then returns at once. However many they
         are, they are waited for with one request for ten thousand."""
-        return self._emitted(self._with.wait(list(handles), timeout))
+        return self._emitted(self._with.wait(calls.handles(handles), timeout))
 
     def cancel(self, *handles: Handle[Any]) -> list[bool]:
         """Cancel tasks; return for each False if it had ended otherwise. An unknown one raises `NotFound`."""
-        done = self._run(self._with.cancel([each.id for each in handles]))
+        done = self._run(self._with.cancel([each.id for each in calls.handles(handles)]))
         return [done[each.id] for each in handles]
 
     def upload(self, path: str | os.PathLike[str], *, name: str = "") -> File:

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gpu_orchestrator.client.functions import TaskFunction
-from gpu_orchestrator.client.tasks import Call
+from gpu_orchestrator.client.tasks import Call, Pending
 
 R = TypeVar("R")
+H = TypeVar("H", bound=Pending[Any])
 MOST_OF_GROUP = 1000
 
 
@@ -35,6 +36,17 @@ def group(tasks: Iterable[Call[R]], then: Any) -> list[Call[R]]:
             f"a group has at most {MOST_OF_GROUP} tasks, and these are {len(found)}; make several groups, "
             "and one of their results"
         )
+    return found
+
+
+def handles(given: Iterable[H]) -> list[H]:
+    """Return the handles; raise `TypeError` for anything else, such as one alone, or the id of a task."""
+    if isinstance(given, Pending) or not isinstance(given, Iterable):
+        raise TypeError(f"{given!r} is no list of handles; give one, such as [handle]")
+    found = list(given)
+    for each in found:
+        if not isinstance(each, Pending):
+            raise TypeError(f"{each!r} is no handle; `handle(task_id)` of the client makes one of an id")
     return found
 
 
