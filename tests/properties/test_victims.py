@@ -13,7 +13,7 @@ from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide
 from gpu_orchestrator.core.node import Node, node
 from gpu_orchestrator.core.request import Request, Shape
-from gpu_orchestrator.core.victims import Evictable, NoVictims, Victims, choose, cost
+from gpu_orchestrator.core.victims import Cost, Evictable, NoVictims, Victims, choose, cost
 from gpu_orchestrator.policies.registry import Registry
 from tests.support import oracle
 from tests.support.examples import cases
@@ -44,7 +44,7 @@ def test_victims_are_the_fewest_that_lose_least(made: World) -> None:
     else:
         assert best is not None, answer
         _check(asked, answer, nodes, held, budgets)
-        assert answer.cost == best, (answer, best)
+        assert cost(answer.evictables) == best, (answer, best)
 
 
 def _fill(cluster: Cluster, rng: Random, shape: Callable[[Random], Shape], most: int) -> list[Placement]:
@@ -96,7 +96,7 @@ def _cheapest(
     held: list[Placement],
     evictables: list[Evictable],
     budgets: dict[str, int],
-) -> tuple[int, float] | None:
+) -> Cost | None:
     lower = [each for each in evictables if each.priority < asked.priority]
     sets = chain.from_iterable(combinations(lower, size) for size in range(1, len(lower) + 1))
     enough = (

@@ -150,8 +150,21 @@ class Queues:
 
     def queue_of(self, key: str) -> str:
         """Return the queue in which this key holds something."""
-        held = self._held.get(key)
-        return held[0] if held else ""
+        return self.held(key)[0]
+
+    def held(self, key: str) -> tuple[str, Amounts]:
+        """Return the queue in which this key holds something, and what; empty if it holds nothing in any."""
+        return self._held.get(key, ("", ()))
+
+    def has_what_it_holds(self, key: str) -> bool:
+        """Return True if no queue above what this key holds, or its own, uses more than it may."""
+        queue, amounts = self.held(key)
+        node = self.node(queue)
+        return node is None or all(
+            each.total <= each.cap.total
+            and all(each.used.get(model, 0) <= each.cap.of(model) for model, _ in amounts)
+            for each in node.path
+        )
 
     def _count(self, queue: str, amounts: Amounts, sign: int) -> None:
         self.version += 1

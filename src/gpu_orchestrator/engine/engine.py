@@ -99,6 +99,10 @@ class Engine:
         """The queues with quota, as they are used now; only to be read."""
         return self._quota.queues
 
+    def gpu_models(self) -> tuple[str, ...]:
+        """Return the models of GPUs that the nodes have."""
+        return self._quota.models()
+
     def queue_usages(self) -> dict[str, QueueUsage]:
         """Return what each queue with quota uses, borrows and lends."""
         waiting = chain(self._queue.requests(), self._gangs.requests())

@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -23,9 +24,12 @@ from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.controllers.preemption import RETRY_S, PreemptionController
 from gpu_orchestrator.apps.scheduler.controllers.release import EndedPod
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
-from gpu_orchestrator.apps.scheduler.cycle import preemptible
+from gpu_orchestrator.apps.scheduler.cycle import pod_request, preemptible
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
+from gpu_orchestrator.core.queue_terms import QueueTerms
+from gpu_orchestrator.core.request import Request as Wanted
 from gpu_orchestrator.core.victims import Evictable, Steps
+from gpu_orchestrator.engine.events import PlacementObserved, QueueUpdated
 from tests.support.builders import whole
 from tests.support.scheduler_harness import World
 from tests.support.scheduler_objects import node, pod, pod_group
@@ -74,8 +78,8 @@ def budget(name: str, allowed: int) -> dict[str, Any]:
 class Scene:
     """A node with two GPUs, which two pods have, and one of high priority that wants one."""
 
-    def __init__(self) -> None:
-        self.world, self.server, self.ended = World(node("a", 2)), Server(), list[EndedPod]()
+    def __init__(self, gpus: int = 2, pods: int = 2) -> None:
+        self.world, self.server, self.ended = World(node("a", gpus)), Server(), list[EndedPod]()
         clock, client = asyncio.get_running_loop().time, Client(self.server)
         status = PodStatusWriter(client, self.world.pods)
         self.controller = PreemptionController(
@@ -89,11 +93,12 @@ class Scene:
             rng=random.Random(1),
             ended_since=lambda moment: self.ended,
         )
-        for at in range(2):
+        for at in range(pods):
             self.world.pod(self.low(at, bound=False))
             self.world.coordinator.done(Bound(self.world.executor.jobs[at]))
             self.world.pod(self.low(at))
-        self.world.pod(pod("high", gpus=1, priority=10, preemptionPolicy="PreemptLowerPriority"))
+        if pods:
+            self.world.pod(pod("high", gpus=1, priority=10, preemptionPolicy="PreemptLowerPriority"))
 
     def low(self, at: int, *, bound: bool = True, **meta: Any) -> Pod:
         """Return the pod that has, or will have, the GPU of this number."""
@@ -228,3 +233,106 @@ def finished(steps: Steps[T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+class QueueScene:
+    """A node with four GPUs, all of which pods of queue `web` borrow; `ml` is guaranteed two of them. The
+    label `queue` names a pod's queue."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
+        made = pod_request.request_of
+
+        def in_queue(seen: Pod, *others: Any) -> Any:
+            found = made(seen, *others)
+            return (
+                replace(found, queue=seen.metadata.labels.get("queue", ""))
+                if isinstance(found, Wanted)
+                else found
+            )
+
+        monkeypatch.setattr(pod_request, "request_of", in_queue)
+        self.scene = Scene(gpus=4, pods=0)
+        self.coordinator, self.server = self.scene.world.coordinator, self.scene.server
+        self.controller = self.scene.controller
+        self.coordinator.feed(
+            QueueUpdated(QueueTerms("ml", guaranteed={"*": 2000}, **{"reclaim": "any", **more})),
+            QueueUpdated(QueueTerms("web", guaranteed={"*": 2000})),
+        )
+        for at in range(4):
+            self.bound(at, "web")
+
+    def bound(self, at: int, queue: str) -> None:
+        world, meta = self.scene.world, {"labels": {"queue": queue, "app": "kept"}}
+        world.pod(pod(f"web-{at}", gpus=1, priority=at, meta=meta))
+        self.coordinator.done(Bound(world.executor.jobs[-1]))
+        where = {"node": "a", "allocated": f"a:{at}", "phase": "Running"}
+        world.pod(pod(f"web-{at}", gpus=1, priority=at, meta=meta, **where))
+        held = self.coordinator.engine.cluster.held_on("a")[f"uid-web-{at}"]
+        self.coordinator.feed(PlacementObserved(held, queue=queue))
+
+    def wants(self, name: str, gpus: int = 1, queue: str = "ml") -> None:
+        """A pod that preempts nobody by its own priority."""
+        meta = {"labels": {"queue": queue}}
+        self.scene.world.pod(pod(name, gpus=gpus, meta=meta, preemptionPolicy="Never"))
+
+
+async def test_queue_has_back_what_it_is_guaranteed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two of the lowest priority go, although they are not below the pod's; no more than is borrowed."""
+    scene = QueueScene(monkeypatch)
+    for at in range(3):
+        scene.wants(f"ml-{at}")
+    await scene.controller.check()
+    assert scene.server.evicted == ["web-0", "web-1"]
+    for at in range(2):
+        scene.scene.world.pod_gone(f"web-{at}")
+        scene.coordinator.freed(f"uid-web-{at}")
+    await scene.controller.check()
+    states = [scene.coordinator.engine.state_of(f"uid-ml-{at}") for at in range(3)]
+    assert sorted(str(each) for each in states) == ["in flight", "in flight", "parked"]
+    assert scene.server.evicted == ["web-0", "web-1"]
+
+
+@pytest.mark.parametrize(
+    ("more", "gpus", "evicted"),
+    [
+        pytest.param({"reclaim": "never"}, 1, [], id="the queue reclaims nothing"),
+        pytest.param({"reclaim": "lower"}, 1, [], id="none of lower priority"),
+        pytest.param({}, 3, [], id="more than it is guaranteed"),
+        pytest.param({}, 2, ["web-0", "web-1"], id="two at once"),
+    ],
+)
+async def test_terms_say_whether_others_are_evicted(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], gpus: int, evicted: list[str]
+) -> None:
+    scene = QueueScene(monkeypatch, **more)
+    scene.wants("large", gpus)
+    await scene.controller.check()
+    assert scene.server.evicted == evicted
+
+
+async def test_budget_keeps_what_a_queue_borrows(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = QueueScene(monkeypatch)
+    scene.server.budgets = [budget("keep", 0)]
+    scene.wants("ml-0")
+    await scene.controller.check()
+    assert scene.server.evicted == []
+
+
+async def test_room_in_a_queue_above_is_made_on_any_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that the queue above may use is used, though GPUs are free; the room waits for the victim's end."""
+    scene = QueueScene(monkeypatch)
+    scene.coordinator.feed(
+        QueueUpdated(QueueTerms("org", limit={"*": 4000})),
+        QueueUpdated(QueueTerms("ml", "org", guaranteed={"*": 2000}, reclaim="any")),
+        QueueUpdated(QueueTerms("web", "org", guaranteed={"*": 2000})),
+    )
+    scene.scene.world.node(node("b", 2))
+    scene.wants("ml-0")
+    await scene.controller.check()
+    await scene.controller.check()
+    engine = scene.coordinator.engine
+    assert (scene.server.evicted, engine.state_of("uid-ml-0")) == (["web-0"], "parked")
+    scene.scene.world.pod_gone("web-0")
+    scene.coordinator.freed("uid-web-0")
+    await scene.controller.check()
+    assert engine.state_of("uid-ml-0") == "in flight"

@@ -1,4 +1,5 @@
-"""Evict pods of lower priority for a pod that fits nowhere, and keep their room for it.
+"""Evict pods for one that fits nowhere, and keep their room for it: those of lower priority, or those of
+queues that borrow what its queue is guaranteed.
 
     waits ──▶ nominated: its victims are evicted, and their devices are counted as its own as well
                  │ they have ended                │ it is gone, its node is closed, or a budget stops us
@@ -41,8 +42,18 @@ from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide, decide_among, fits
 from gpu_orchestrator.core.policy import Policy, Rng
+from gpu_orchestrator.core.reclaim import ByQueues
 from gpu_orchestrator.core.request import Request, Shape
-from gpu_orchestrator.core.victims import Evictable, NoVictims, Steps, Victims, choosing
+from gpu_orchestrator.core.victims import (
+    ByPriority,
+    Evictable,
+    NoVictims,
+    Rules,
+    Steps,
+    Victims,
+    choosing,
+    models_on,
+)
 from gpu_orchestrator.engine.events import PlacementObserved, RequestRemoved, RoomReady
 
 EVERY_S = 1.0
@@ -58,6 +69,8 @@ RETRY_S = 5.0
 MOST_KNOWN = 10_000
 
 T = TypeVar("T")
+Kind = tuple[Shape, int, str]
+"""Shape, priority and queue."""
 
 log = structlog.get_logger()
 
@@ -67,7 +80,8 @@ class Nomination:
     request: Request
     room: Placement
     since: float
-    victims: tuple[str, ...] = ()
+    going: tuple[str, ...] = ()
+    """Keys of what its victims hold."""
 
 
 class PreemptionController:
@@ -93,8 +107,8 @@ class PreemptionController:
         self._may_write, self._clock, self._rng = may_write, clock, rng
         self._evicts, self._ended_since = evicts, ended_since
         self._nominated: dict[str, Nomination] = {}
-        self._looked: dict[tuple[Shape, int], float] = {}
-        """When no victims were found, by shape and priority."""
+        self._looked: dict[Kind, float] = {}
+        """When no victims were found."""
 
     async def run(self) -> None:
         took_s = 0.0
@@ -111,8 +125,13 @@ class PreemptionController:
     async def check(self) -> None:
         """Let nominated pods be decided whose room is free, and nominate others."""
         await self._settle()
-        if self._may_write() and len(self._nominated) < MOST_NOMINATED and (candidates := self._candidates()):
-            await self._look_at(candidates)
+        began = self._clock()
+        while self._may_write() and len(self._nominated) < MOST_NOMINATED:
+            candidates = self._candidates()
+            if not candidates or not await self._look_at(candidates):
+                return
+            if self._clock() - began >= LONGEST_PASS_S:
+                return
 
     async def _settle(self) -> None:
         engine = self._coordinator.engine
@@ -123,7 +142,8 @@ class PreemptionController:
                 continue
             twin, node = engine.cluster.copy(), nomination.room.node
             twin.release(nomination.room)
-            if fits(nomination.request.shape, twin, node):
+            has_room = engine.queues.has_what_it_holds(nomination.room.key)
+            if has_room and fits(nomination.request.shape, twin, node):
                 del self._nominated[uid]
                 self._coordinator.feed(RoomReady(nomination.room.key, uid))
                 continue
@@ -149,11 +169,20 @@ class PreemptionController:
         lowest = min(bound, default=None)
         if lowest is None:
             return []
-        due, kinds = self._clock() - RETRY_S, dict[tuple[Shape, int], tuple[float, int, str, str]]()
+        has_queues, may_evict = len(engine.queues) > 0, dict[tuple[Kind, str], bool]()
+        due, kinds = self._clock() - RETRY_S, dict[Kind, tuple[float, int, str, str]]()
         for uid, pod in ours.items():
-            if pod.spec.priority <= lowest or (request := self._asked(uid, pod)) is None:
+            is_low = pod.spec.priority <= lowest
+            if (is_low and not has_queues) or (request := self._asked(uid, pod)) is None:
                 continue
-            kind = request.shape, request.priority
+            if is_low and not request.queue:
+                continue
+            kind = request.shape, request.priority, request.queue
+            terms = kind, pod.spec.preemption_policy
+            if terms not in may_evict:
+                may_evict[terms] = self._may_evict(pod, request)
+            if not may_evict[terms]:
+                continue
             looked = self._looked.get(kind, -inf)
             turn = looked, -pod.spec.priority, pod.metadata.creation_timestamp, uid
             if looked <= due:
@@ -161,8 +190,8 @@ class PreemptionController:
         return [uid for *_, uid in sorted(kinds.values())]
 
     def _asked(self, uid: str, pod: Pod) -> Request | None:
-        """Return what the pod waits for, if it may preempt."""
-        if pod.spec.node_name or pod.spec.preemption_policy == NEVER or uid in self._nominated:
+        """Return what the pod waits for, if room may be made for it."""
+        if pod.spec.node_name or uid in self._nominated:
             return None
         engine = self._coordinator.engine
         request = engine.waiting(uid)
@@ -170,7 +199,22 @@ class PreemptionController:
             return None
         return request
 
-    async def _look_at(self, candidates: list[str]) -> None:
+    def _may_evict(self, pod: Pod, request: Request) -> bool:
+        rules = self._rules(pod, request, ())
+        return rules.may_evict if isinstance(rules, ByQueues) else pod.spec.preemption_policy != NEVER
+
+    def _rules(self, pod: Pod, request: Request, leaving: Iterable[Placement]) -> Rules:
+        """Return whom the pod may evict."""
+        if not request.queue:
+            return ByPriority(request.priority)
+        engine, preempts = self._coordinator.engine, pod.spec.preemption_policy != NEVER
+        evicted = (key for each in self._nominated.values() for key in each.going)
+        keys = {*(each.key for each in leaving), *evicted}
+        return ByQueues(request, engine.queues, engine.gpu_models, leaving=keys, preempts=preempts)
+
+    async def _look_at(self, candidates: list[str]) -> bool:
+        """Nominate those for which others end anyway, and the first for which some are evicted: the budgets
+        allow less then. Return True if it came to that."""
         breath = Breath(self._clock)
         guards = preemptible.budgets((await self._client.list(DISRUPTION_BUDGETS)).items)
         allowed = {each.name: each.allowed for each in guards}
@@ -178,35 +222,41 @@ class PreemptionController:
         for uid in candidates:
             engine = self._coordinator.engine
             if not self._may_write() or len(self._nominated) >= MOST_NOMINATED:
-                return
+                return False
             asked = engine.waiting_under(uid)
             if asked is None or engine.state_of(uid) != "parked":
                 continue
             request, policy = asked
-            twin = self._without_leaving(uid)
-            if isinstance(room := decide(request, twin, policy, self._rng), Placement):
+            twin, rules = self._without_leaving(uid, request)
+            room = decide(request, twin, policy, self._rng)
+            if isinstance(room, Placement) and rules.has_room((), models_on(twin, room.node)):
                 await self._nominate(uid, request, room, ())
                 continue
-            answer = await _through(choosing(request, twin, policy, found, allowed), breath)
+            answer = await _through(choosing(request, twin, policy, found, allowed, rules), breath)
             if isinstance(answer, NoVictims):
                 self._give_up(uid, request, answer)
             elif (made := self._room(uid, request, policy, answer)) is not None:
                 await self._nominate(uid, request, made, answer.evictables)
-                return  # the budgets allow less now
+                return True
             if self._clock() - began >= LONGEST_PASS_S:
-                return
+                return False
+        return False
 
     def _room(self, uid: str, request: Request, policy: Policy, chosen: Victims) -> Placement | None:
         """Return the room that these victims leave; None if that has changed while they were chosen."""
         engine = self._coordinator.engine
         if engine.waiting(uid) != request or engine.state_of(uid) != "parked":
             return None
-        twin = self._without_leaving(uid)
+        twin, rules = self._without_leaving(uid, request)
+        if not (all(map(rules.may_go, chosen.evictables)) and rules.allows(chosen.evictables)):
+            return None
         for placement in (each for victim in chosen.evictables for each in victim.placements):
             if placement.node not in twin or twin.held_on(placement.node).get(placement.key) != placement:
                 return None
             twin.release(placement)
         if chosen.node not in twin or not fits(request.shape, twin, chosen.node):
+            return None
+        if not rules.has_room(chosen.evictables, models_on(twin, chosen.node)):
             return None
         room = decide_among([twin.row(chosen.node)], request, twin, policy, self._rng)
         return room if isinstance(room, Placement) else None
@@ -214,16 +264,16 @@ class PreemptionController:
     def _give_up(self, uid: str, request: Request, answer: NoVictims) -> None:
         if len(self._looked) >= MOST_KNOWN:
             del self._looked[next(iter(self._looked))]
-        kind = request.shape, request.priority
+        kind = request.shape, request.priority, request.queue
         self._looked.pop(kind, None)
         self._looked[kind] = self._clock()
         if answer.forbidden and (pod := self._coordinator.our_pods.get(uid)) is not None:
             self._metrics.preemptions.labels("blocked").inc()
             self._reporter.report_preemption(pod, names.NOT_PREEMPTED, answer.message)
 
-    def _without_leaving(self, uid: str) -> Cluster:
+    def _without_leaving(self, uid: str, request: Request) -> tuple[Cluster, Rules]:
         """Return the cluster as it is when what ends soon anyway has ended, as far as this pod waits for
-        that."""
+        that, and whom it may evict then."""
         twin, now = self._coordinator.engine.cluster.copy(), datetime.now(UTC)
         ours = self._coordinator.our_pods
         room = ours[uid].status.nominated_node_name if uid in ours else ""
@@ -235,10 +285,11 @@ class PreemptionController:
             and preemptible.ends_soon(pod, now, has_room=pod.spec.node_name == room)
         ]
         ended = self._ended_since(self._clock() - preemptible.SOON_S)
-        for each, node in (*leaving, *((each.uid, each.node) for each in ended)):
-            for placement in self._held(each, node):
-                twin.release(placement)
-        return twin
+        ends = (*leaving, *((each.uid, each.node) for each in ended))
+        going = {each.key: each for one, node in ends for each in self._held(one, node)}
+        for placement in going.values():
+            twin.release(placement)
+        return twin, self._rules(ours[uid], request, going.values())
 
     def _evictables(self, guards: list[Budget]) -> Steps[list[Evictable]]:
         ours, stores = self._coordinator.our_pods.values(), self._coordinator.stores
@@ -269,20 +320,20 @@ class PreemptionController:
         room = replace(room, key=f"room/{uid}")
         held = {placement.key for each in victims for placement in each.placements}
         going = [ours[each] for each in sorted(held) if each in ours]
-        self._nominated[uid] = Nomination(request, room, self._clock(), tuple(p.metadata.uid for p in going))
-        self._coordinator.feed(PlacementObserved(room))
-        pod = ours[uid]
+        self._nominated[uid] = Nomination(request, room, self._clock(), tuple(held))
+        queues, pod = self._coordinator.engine.queues, ours[uid]
+        reclaimed = {each for each in held if queues.queue_of(each) not in ("", request.queue)}
+        self._coordinator.feed(PlacementObserved(room, queue=request.queue))
         log.info("pod nominated", pod=key(pod), node=room.node, victims=[key(each) for each in going])
         if going:
             listed = _listed(key(each) for each in going)
-            self._reporter.report_preemption(
-                pod,
-                names.PREEMPTS,
-                f"evicts {listed}, of lower priority, and waits for their end on {room.node}",
-            )
+            of = f"to have what queue {request.queue} is guaranteed" if reclaimed else "of lower priority"
+            said = f"evicts {listed}, {of}, and waits for their end on {room.node}"
+            self._reporter.report_preemption(pod, names.PREEMPTS, said)
         await self._show(pod, room.node)
         for each in going:
-            if not self._may_write() or not await self._evict(each, pod):
+            of = request.queue if each.metadata.uid in reclaimed else ""
+            if not self._may_write() or not await self._evict(each, pod, of):
                 await self._let_go(uid)
                 return
 
@@ -293,8 +344,11 @@ class PreemptionController:
         except KubeError:  # it changed or went; that is only what others are shown
             return
 
-    async def _evict(self, pod: Pod, preemptor: Pod) -> bool:
+    async def _evict(self, pod: Pod, preemptor: Pod, guaranteed_to: str) -> bool:
+        """`guaranteed_to` is the queue that has its own back, empty if the pod goes for its priority."""
         why = f"evicted to make room for {key(preemptor)}, which has priority {preemptor.spec.priority}"
+        if guaranteed_to:
+            why = f"evicted to give queue {guaranteed_to} what it is guaranteed, for {key(preemptor)}"
         try:
             await pods.evict(self._client, pod)
         except BlockedByBudget as error:
