@@ -48,6 +48,10 @@ def test_asked(annotations: dict[str, str], expected: object) -> None:
     [
         pytest.param({names.GPUS: "two"}, "'two'; write a number from 1 to 64", id="no number"),
         pytest.param({names.GPUS: "0"}, "write a number from 1 to 64", id="none"),
+        pytest.param({names.GPUS: "0", names.GANG: ""}, "write a number from 1 to 64", id="none, in no gang"),
+        pytest.param(
+            {names.GPUS: "-1", names.GANG: "g"}, "write a number from 0 to 64", id="fewer than none"
+        ),
         pytest.param({names.GPUS: "65"}, "write a number from 1 to 64", id="too many"),
         pytest.param({names.GPUS: "9" * 5000}, "write a number", id="very long"),
         pytest.param({names.GPUS: ["2"]}, "write a number", id="of another type"),

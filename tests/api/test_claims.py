@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from gpu_orchestrator.api import claims, pod_amounts
+from gpu_orchestrator.api import claims, names, pod_amounts
 from gpu_orchestrator.api.gpuclaim import GpuClaim
 from gpu_orchestrator.api.kubernetes import Pod
+from gpu_orchestrator.core.answer import Placement
 from tests.support.scheduler_objects import claim, pod
 
 
@@ -67,6 +68,15 @@ def test_number_of_gpus_is_refused_with_words(gpus: str) -> None:
     with pytest.raises(claims.BadGpuRequest, match="write a number from 1 to 64") as refused:
         claims.request(pod("p", gpus=gpus), None)
     assert len(str(refused.value)) < 200
+
+
+def test_member_of_a_gang_may_ask_for_no_gpu_and_then_sees_none() -> None:
+    asked = claims.request(pod("launcher", gpus=0, gang="g", gang_size=2), None)
+    assert asked.shape.gpus == 0
+    written = claims.answer(Placement("uid-launcher", "a"), ())
+    assert written == {names.ALLOCATED: "a:", names.VISIBLE_DEVICES: "", names.LOCAL_DEVICES: "-1"}
+    bound = pod("launcher", node="a", gpus=0, gang="g", allocated="a:")
+    assert (claims.given(bound), claims.uuids(bound)) == ((), ())
 
 
 def test_request_to_a_device_plugin_counts_whatever_the_annotation_says() -> None:

@@ -109,6 +109,14 @@ def bad_texts() -> Iterator[Call]:
     for text in numbers:
         made = changed(ready(), "metadata.annotations", {names.GPUS: text})
         yield create(f"F16 gpus={text!r}", made, "must be a whole number from 1 to 64")
+    for number in ("0", "-1"):
+        asked = {names.GPUS: number, names.GANG: "" if number == "0" else "g"}
+        made = changed(ready(), "metadata.annotations", asked)
+        yield create(f"F16 gpus={number!r} of a gang", made, "must be a whole number from 1 to 64")
+    launcher = {names.GPUS: "0", names.GANG: "g", names.GANG_SIZE: "2"}
+    made = changed(ready(), "metadata.annotations", launcher)
+    what = "F16 capacity for GPUs that a launcher does not ask for"
+    yield create(what, made, "requests what they count for", is_repaired=True)
     words = (
         "../whole-pair",
         "neighbour/whole-pair",

@@ -187,6 +187,9 @@ def claimed() -> Iterator[tuple[str, Json]]:
         yield f"pod with claim {name}", plain("legit", annotations={names.CLAIM: name})
     for number in ("1", "07", "64"):
         yield f"pod with {number} GPUs", plain("legit", annotations={names.GPUS: number})
+    for number in ("0", "00"):
+        launcher = {names.GPUS: number, names.GANG: "g", names.GANG_SIZE: "2"}
+        yield f"member of a gang with {number} GPUs", plain("legit", annotations=launcher)
     for name in ("gpu-scheduler", "canary-gpu-scheduler"):
         yield f"pod for {name}", bare("gpus", "legit", schedulerName=name)
     ours = ready("gpus", "legit")

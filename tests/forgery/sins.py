@@ -94,7 +94,8 @@ def _count(pod: Json) -> list[str]:
     first, *others = _containers(pod)
     found = ["counts in another container"] * any(map(_milligpu, others))
     amounts = _milligpu(first)
-    if len(amounts) != 2 or amounts[0] != amounts[1] or amounts[0] < 1:
+    least = 0 if notes.get(names.GANG) and not notes.get(names.GPUS, "1").strip("0") else 1
+    if len(amounts) != 2 or amounts[0] != amounts[1] or amounts[0] < least:
         return [*found, "is not counted"]
     is_wrong = names.GPUS in notes and amounts[0] != 1000 * int(notes[names.GPUS])
     return found + ["counts a wrong number"] * is_wrong

@@ -257,6 +257,7 @@ class Stage:
             for device in each["metadata"]["annotations"]["gpu.scheduling/allocated"]
             .rpartition(":")[2]
             .split(",")
+            if device
         }
         held = {(name, uid) for name, lease in self.leases().items() for uid in holders(lease)}
         return named == held

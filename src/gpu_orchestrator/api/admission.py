@@ -55,16 +55,18 @@ def asked(pod: Json) -> WholeGpus | NamedClaim | Denied | None:
     (way,) = ways
     text = annotations[way]
     if way == names.GPUS:
-        return _whole_gpus(text if isinstance(text, str) else "")
+        return _whole_gpus(
+            text if isinstance(text, str) else "", least=0 if annotations.get(names.GANG) else 1
+        )
     if not isinstance(text, str) or not names.is_object_name(text):
         shown = repr(claims.shortened(text)) if isinstance(text, str) else "not a text"
         return Denied(f"{way} is {shown}; write the name of a GpuClaim in the pod's namespace")
     return NamedClaim(text, is_template=way == names.CLAIM_TEMPLATE)
 
 
-def _whole_gpus(text: str) -> WholeGpus | Denied:
+def _whole_gpus(text: str, *, least: int) -> WholeGpus | Denied:
     try:
-        return WholeGpus(claims.read_gpus(text))
+        return WholeGpus(claims.read_gpus(text, least=least))
     except BadGpuRequest as error:
         return Denied(str(error))
 

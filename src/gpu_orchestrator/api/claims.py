@@ -61,14 +61,16 @@ def reserved_for(claim: GpuClaim) -> str:
 
 def annotated_gpus(pod: Pod) -> int:
     """Return the number in `gpu.scheduling/gpus` of the pod. Raises `BadGpuRequest`."""
-    return read_gpus(pod.metadata.annotations[names.GPUS])
+    least = 0 if pod.metadata.annotations.get(names.GANG) else 1
+    return read_gpus(pod.metadata.annotations[names.GPUS], least=least)
 
 
-def read_gpus(text: str) -> int:
-    """Return the number of GPUs in this text. Raises `BadGpuRequest`."""
-    gpus = int(text) if text.isascii() and text.isdecimal() and len(text) <= SHOWN_CHARACTERS else 0
-    if not 1 <= gpus <= MAX_GPUS:
-        raise BadGpuRequest(f"{names.GPUS} is {shortened(text)!r}; write a number from 1 to {MAX_GPUS}")
+def read_gpus(text: str, *, least: int = 1) -> int:
+    """Return the number of GPUs in this text. `least` is 0 for a member of a gang: the launcher of a job may
+    need none. Raises `BadGpuRequest`."""
+    gpus = int(text) if text.isascii() and text.isdecimal() and len(text) <= SHOWN_CHARACTERS else -1
+    if not least <= gpus <= MAX_GPUS:
+        raise BadGpuRequest(f"{names.GPUS} is {shortened(text)!r}; write a number from {least} to {MAX_GPUS}")
     return gpus
 
 
@@ -126,7 +128,10 @@ def allocated(placement: Placement) -> str:
 
 
 def answer(placement: Placement, devices: Sequence[Device]) -> dict[str, str]:
-    """Return the annotations of a bound pod. `devices` are those of the placement, in its order."""
+    """Return the annotations of a bound pod. `devices` are those of the placement, in its order. A pod that
+    asked for none sees none: to NVIDIA's and AMD's runtimes an empty list is that, and to CUDA and HIP -1."""
+    if not devices:
+        return {names.ALLOCATED: allocated(placement), names.VISIBLE_DEVICES: "", names.LOCAL_DEVICES: "-1"}
     ids, uuids = [str(device.id) for device in devices], [device.uuid for device in devices]
     visible = uuids if all(uuids) else ids
     # HIP numbers the devices that a container sees; CUDA also accepts UUIDs.

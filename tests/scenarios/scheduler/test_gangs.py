@@ -64,6 +64,26 @@ def test_members_with_claims_of_one_template_share_a_rack(stage: Stage) -> None:
     }
 
 
+def test_launcher_without_gpus_starts_with_its_workers(stage: Stage) -> None:
+    """It is bound with them or not at all, holds no device and sees none."""
+    stage.gpu_nodes(1, gpus=8)
+    stage.scheduler(releaseSeconds=0)
+    terms = {f"{A}gang": "job", f"{A}gang-size": "3"}
+    launcher, *workers = (pod(f"m{at}", gpus=8 if at else 0, annotations=terms) for at in range(3))
+    stage.create(launcher, *workers)
+    stage.wait_event("m0", "2 of 3 members fit together")
+    assert stage.bound() == {}
+    stage.gpu_nodes(1, gpus=8, prefix=f"{stage.namespace}-more")
+    bound = stage.wait_bound()
+    assert [len(bound[f"m{at}"].partition(":")[2].split(",")) for at in (1, 2)] == [8, 8]
+    assert bound["m0"].endswith(":")
+    assert stage.pod("m0")["metadata"]["annotations"][f"{A}visible-devices"] == ""
+    assert stage.holds_exactly()
+    stage.delete("m0", force=True)
+    until(lambda: "m0" not in stage.pods(), "the launcher is gone")
+    assert stage.holds_exactly()
+
+
 MOMENTS: dict[str, Fault] = {"request": Cut(), "answer": DropAnswer()}
 
 

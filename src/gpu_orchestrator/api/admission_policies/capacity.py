@@ -2,7 +2,7 @@
 
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.admission_policies import cel
-from gpu_orchestrator.api.admission_policies.claimed_pods import GPUS_PATTERN
+from gpu_orchestrator.api.admission_policies.claimed_pods import GPUS_PATTERN, NO_GPUS
 from gpu_orchestrator.api.admission_policies.policy import Policy, Resources, Validation
 from gpu_orchestrator.api.capacity import WHOLE_DEVICE
 
@@ -48,7 +48,8 @@ CLAIMED = Policy(
             reason="Invalid",
         ),
         Validation(
-            "variables.requested == variables.limited && variables.requested >= 1",
+            f"variables.requested == variables.limited && ({NO_GPUS} ? variables.requested == 0 : "
+            "variables.requested >= 1)",
             f"a pod that asks for GPUs requests what they count for as {names.MILLIGPU}, in requests and "
             "limits of its "
             "first container; create its GpuClaim first, if it names one, and the webhook fills it in; is "

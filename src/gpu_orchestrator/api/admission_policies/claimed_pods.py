@@ -49,6 +49,11 @@ CAPABILITIES = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF", "DAC_READ_
 MIG to one with SYS_ADMIN that asks for them, DAC_READ_SEARCH opens any file of the node by its handle, and
 the others change the kernel. Runtimes ignore case, and `CAP_`."""
 GPUS_PATTERN = f"^0{{0,70}}([1-9]|[1-5][0-9]|6[0-{claims.MAX_GPUS % 10}])$"
+NO_GPUS = (
+    f"(object.metadata.?annotations[?'{names.GPUS}'].orValue('1').matches('^0{{1,71}}$') && "
+    f"object.metadata.?annotations[?'{names.GANG}'].orValue('') != '')"
+)
+"""True for a member of a gang that asks for none, as the launcher of a job."""
 CLAIMED = {"claimed": cel.is_claimed("object")}
 _GPUS = f"object.metadata.annotations[?'{names.GPUS}'].orValue('1')"
 _NAMED = (
@@ -171,8 +176,8 @@ CLAIMED_PODS = Policy(
             reason="Invalid",
         ),
         Validation(
-            f"{_GPUS}.matches('{GPUS_PATTERN}')",
-            f"{names.GPUS} must be a whole number from 1 to {claims.MAX_GPUS}",
+            f"{_GPUS}.matches('{GPUS_PATTERN}') || {NO_GPUS}",
+            f"{names.GPUS} must be a whole number from 1 to {claims.MAX_GPUS}, or 0 for a member of a gang",
             reason="Invalid",
         ),
         Validation(

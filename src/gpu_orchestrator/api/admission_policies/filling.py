@@ -12,7 +12,7 @@ from typing import Any
 
 from gpu_orchestrator.api import deviceenv, names
 from gpu_orchestrator.api.admission_policies import cel
-from gpu_orchestrator.api.admission_policies.claimed_pods import GPUS_PATTERN
+from gpu_orchestrator.api.admission_policies.claimed_pods import GPUS_PATTERN, NO_GPUS
 from gpu_orchestrator.api.admission_policies.policy import API_VERSION, EXEMPT, Manifest, Resources, named
 from gpu_orchestrator.api.capacity import MIG_PARTS, WHOLE_DEVICE
 
@@ -174,8 +174,8 @@ WHOLE = Mutation(
     CREATED,
     _counted("variables.amount"),
     {
-        "whole-gpus": f"object.metadata.?annotations[?'{names.GPUS}'].orValue('').matches('{GPUS_PATTERN}') "
-        "&& "
+        "whole-gpus": f"(object.metadata.?annotations[?'{names.GPUS}'].orValue('').matches('{GPUS_PATTERN}') "
+        f"|| {NO_GPUS}) && "
         f"{cel.ASKS}.filter(key, key in object.metadata.annotations).size() == 1"
     },
     {"amount": f"{WHOLE_DEVICE} * int(object.metadata.annotations['{names.GPUS}'])"},
