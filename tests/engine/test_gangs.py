@@ -10,6 +10,7 @@ from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
     Action,
     Event,
+    LimitChanged,
     MemberObserved,
     NodeUpdated,
     Place,
@@ -24,6 +25,7 @@ from gpu_orchestrator.engine.events import (
 )
 from gpu_orchestrator.engine.gang_marks import MARKED
 from gpu_orchestrator.engine.gangs import MOST_KINDS, PATIENCE_S, STEPS_PER_S, PartlyStarted
+from gpu_orchestrator.engine.order import FairBands
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.builders import node, request, whole
 
@@ -401,3 +403,23 @@ def test_gang_that_has_ended_begins_again_also_under_the_same_name() -> None:
     world.tell(RequestRemoved("m1"))
     assert together(world.ask(member("n1", 4))) == []
     assert together(world.ask(member("n2", 4))) == [{"n1", "n2"}]
+
+
+def test_gang_that_is_more_than_its_owner_may_run_waits_without_taking_a_part() -> None:
+    world = World(*two_nodes(), order=FairBands())
+    world.tell(LimitChanged("ann", 2))
+    (one,) = world.ask(request("one", 1, tenant="ann"))
+    assert isinstance(one, Place)
+    world.tell(Placed("one"))
+    refused = world.ask(*(member(key, 1, tenant="ann") for key in ("m1", "m2")))
+    assert together(refused) == []
+    assert "gang g: 2 members, and ann may start 1 more now" in said(refused)["m1"]
+    assert together(world.ask(member("other", 1, name="h", least=1, tenant="bob"))) == [{"other"}]
+    assert together(world.tell(RequestRemoved("one"), after_s=60.0)) == [{"m1", "m2"}]
+
+
+def test_gang_is_tried_again_when_its_owner_may_run_more() -> None:
+    world = World(*two_nodes(), order=FairBands())
+    world.tell(LimitChanged("ann", 1))
+    world.ask(*(member(key, 1, tenant="ann") for key in ("m1", "m2")))
+    assert together(world.tell(LimitChanged("ann", 2), after_s=60.0)) == [{"m1", "m2"}]

@@ -8,7 +8,7 @@ from gpu_orchestrator.core.answer import Placement, Refusal, not_judged
 from gpu_orchestrator.core.decide import decide, decide_among
 from gpu_orchestrator.core.queues import Full
 from gpu_orchestrator.engine.events import Action, Place, PlaceGang, Refuse
-from gpu_orchestrator.engine.gangs import judge
+from gpu_orchestrator.engine.gangs import Chosen, judge, over_limit
 from gpu_orchestrator.engine.model_choice import Go, ModelChoice, Stay
 from gpu_orchestrator.engine.parts import Parts
 from gpu_orchestrator.engine.queue import Waiting
@@ -121,9 +121,11 @@ class Decisions:
         if gang.is_short:  # members ended that it had counted on
             self._gangs.dequeue(gang, now)
             return
-        answer = judge(
-            gang, self._cache.cluster, self._quota, self._order.cost, self._rng, self._gangs.steps(now)
-        )
+        cluster = self._cache.cluster
+        answer: list[Chosen] | Refusal | None = over_limit(gang, self._fair_share, len(cluster))
+        if answer is None:
+            steps = self._gangs.steps(now)
+            answer = judge(gang, cluster, self._quota, self._order.cost, self._rng, steps)
         if isinstance(answer, Refusal):
             self._gangs.park(gang, answer, now)
             if answer.error:

@@ -131,6 +131,11 @@ class FairShare:
         """Return True if the flow is at its limit: none of its requests may start."""
         return flow in self._full
 
+    def room(self, flow: str) -> int | None:
+        """Return how many more placements the flow may hold; None means no limit."""
+        of = self._flows.get(flow)
+        return None if of is None or of.most is None else max(of.most - of.holds, 0)
+
     def joins(self, flow: str, count: int = 1) -> None:
         """Count more waiting requests of the flow."""
         node = self._flow(flow)

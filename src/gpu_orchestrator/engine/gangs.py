@@ -12,6 +12,7 @@ In the queue a gang is one entry, its speaker: it has the lane, flow and rank of
 last, or one important member would take all others along. Kept by the engine.
 """
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -24,6 +25,7 @@ from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import GangTerms, Request, Shape
 from gpu_orchestrator.engine import gang_quota
 from gpu_orchestrator.engine.backoff import Backoff
+from gpu_orchestrator.engine.fair_share import FairShare
 from gpu_orchestrator.engine.gang_marks import GangMarks
 from gpu_orchestrator.engine.parked_gangs import ParkedGangs
 from gpu_orchestrator.engine.queue import Waiting
@@ -397,6 +399,18 @@ def judge(
         return [Chosen(members[each.key], each, cost(members[each.key].request)) for each in answer]
     except Exception as error:  # policy and order may be plugins
         return not_judged(len(cluster), error)
+
+
+def over_limit(gang: Members, fair_share: FairShare, nodes: int) -> Refusal | None:
+    """Return why the members, if all of them must start together, are more than their flows may hold."""
+    if gang.least < len(gang.waiting):
+        return None
+    for flow, count in Counter(each.flow for each in gang.waiting.values()).items():
+        room = fair_share.room(flow)
+        if room is not None and count > room:
+            said = f"gang {gang.terms.name}: {count} members, and {flow} may start {room} more now"
+            return Refusal(nodes, gang=said)
+    return None
 
 
 def to_decide(gang: Members, cluster: Cluster) -> Gang:

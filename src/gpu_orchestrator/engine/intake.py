@@ -63,6 +63,7 @@ class Intake:
                 self._observe_member(key, node, gang, is_marked=is_marked)
             case events.LimitChanged(flow, most):
                 self._queue.limits_changed(self._fair_share.allow(flow, most))
+                self._gangs.something_freed()
             case events.QueueUpdated(terms):
                 self._queues_changed(self._quota.update(terms))
             case events.QueueRemoved(name):
