@@ -29,7 +29,9 @@ class NewTask(Item, frozen=True):
     none. `level` is 0 to 3 for a low, normal, high or critical priority. `not_before_ms` and `expires_ms` are
     moments; if negative, how long from now by the store's clock; 0 for none. `lost_workers` is how many
     different ones make it a dead letter. `needs` is empty, or `cancel` or `run` (what to do when a dependency
-    fails) with the ids of its dependencies behind it."""
+    fails) with the ids of its dependencies behind it. `gang` is how many members its gang has, 0 for none;
+    its `id` is then that of the gang with a rank behind it. Members come together, by rank, and the first has
+    the key of all."""
 
     id: str
     spec: str
@@ -43,6 +45,7 @@ class NewTask(Item, frozen=True):
     expires_ms: int = 0
     lost_workers: int = 2
     needs: str = ""
+    gang: int = 0
 
 
 class Unit(Item, frozen=True):
@@ -83,6 +86,8 @@ class Limit(Enum):
     OWNER_QUEUE = -2
     LEVEL_QUEUE = -3
     DAY_BUDGET = -4
+    OLDER_LEADER = -5
+    """The process that leads is of a version without gangs."""
 
 
 class NoRoom(Item, frozen=True):
@@ -122,6 +127,8 @@ class Moved(Enum):
     TASK = "task moved on"
     WORKER = "worker moved on"
     LATER = "later"
+    GANG = "gang moved on"
+    """Another member of its gang could not be assigned, so none was."""
 
 
 class NotAssigned(Item, frozen=True):

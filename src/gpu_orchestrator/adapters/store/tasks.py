@@ -34,20 +34,23 @@ Row = dict[str, str]
 
 class FinishResult(Item, frozen=True):
     """`counted` is 0 if the outcome came too late; `state` is the task's current one; `row` is set if it was
-    `wanted`."""
+    `wanted`. `others` are the ids of other members of its gang that ended by it, in the same state."""
 
     counted: int
     state: str
     row: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
 
 class CancelResult(Item, frozen=True):
-    """`state` is the one before (empty if the task is unknown); `worker` runs the task."""
+    """`state` is the one before (empty if the task is unknown); `worker` runs the task. `others` are the ids
+    of other members of its gang that ended with it."""
 
     state: str
     worker: str
     attempt: int
     api: str
+    others: tuple[str, ...] = ()
 
 
 class Retried(Item, frozen=True):
@@ -103,6 +106,7 @@ _SUBMIT = Script[tuple[tuple[Accepted, ...], _AssignAnswers]](
 )
 _IDEMPOTENCY_CONFLICTS = Script[tuple[str, ...]]("idempotency_conflicts", tuple[str, ...])
 _ASSIGN = Script[_AssignAnswers | bool]("assign", _AssignAnswers | bool)
+_ASSIGN_GANG = Script[tuple[_AssignAnswers, ...] | bool]("assign_gang", tuple[_AssignAnswers, ...] | bool)
 _NOTE = Script[bool]("note", bool)
 _FINISH = Script[tuple[FinishResult, ...]]("finish", tuple[FinishResult, ...])
 _CANCEL = Script[tuple[CancelResult, ...]]("cancel", tuple[CancelResult, ...])
@@ -167,6 +171,13 @@ class Tasks(TaskLists):
         """Assign queued tasks to workers. Return None if this process does not lead."""
         given = await self._fenced.write(_ASSIGN, assignments)
         return None if isinstance(given, bool) else [_assign_result(*each) for each in given]
+
+    async def assign_gangs(self, gangs: Sequence[Sequence[Assignment]]) -> list[list[AssignResult]] | None:
+        """Assign all members of each gang, or none of it. Return None if this process does not lead."""
+        given = await self._fenced.write(_ASSIGN_GANG, gangs)
+        if isinstance(given, bool):
+            return None
+        return [[_assign_result(*each) for each in answers] for answers in given]
 
     async def note(self, notes: Sequence[Note]) -> None:
         await self._fenced.read(_NOTE, notes)

@@ -42,6 +42,7 @@
 --   results:bytes  number  of all these results            results:folder  string  name of their folder
 --   forgetting   string  why ended tasks are forgotten before their time; expires when that is over
 --   m:<name>     hash    one model of the registry                 models      zset    names      models:version  number
+--   A member of a gang has `gang` in its row, how many members there are; its id is the gang's with '-' and its rank behind it
 --   schema       the version of all this data, see `migrations.py`
 --   durable      what DURABILITY=strict writes last, see `durability.py`
 --   callback-secret  the sealed secret of all owners without their own, callback-secret:<owner>
@@ -598,27 +599,193 @@ local function error_json(kind, message, retryable)
   return cjson.encode({type = kind, message = message, retryable = retryable})
 end
 
+-- Members of a gang begin together, in `assign_gang`, and end together. One that is done lets go of its devices and keeps
+-- its result as `kept`, with the epoch DONE, until all are. If one ends in another way, the others are stopped: `stops` says
+-- what a member that still runs becomes when its attempt has ended, `queued` or a final state. GANG_ENDED: the other
+-- members that this call has ended.
+local DONE = 'done'
+local GANG_ENDED = {}
+local function gang_of(id) return string.match(id, '^(.+)%-%d+$') end
+local function member_id(gang, rank) return gang .. '-' .. text(rank) end
+
+-- Whether all members are so. Those next to this one are asked first: mostly the last ones to be so are neighbours.
+local function all_members(id, size, is_so)
+  local gang, own = gang_of(id), tonumber(string.match(id, '(%d+)$'))
+  for step = 1, size - 1 do
+    local away = math.floor((step + 1) / 2) * (step % 2 == 1 and 1 or -1)
+    if not is_so(P .. 't:' .. member_id(gang, (own + away) % size)) then return false end
+  end
+  return true
+end
+
+-- Have the server of a worker read what the store has for it: an empty frame for it, see `workers/sessions.py`.
+local WOKEN = {}
+local function wake_worker(worker)
+  if WOKEN[worker] then return end
+  WOKEN[worker] = true
+  local api = redis.call('HGET', P .. 'w:' .. worker, 'api')
+  if api and api ~= '' then
+    redis.call('PUBLISH', P .. 'api:' .. api, '\147' .. cmsgpack.pack(worker) .. '\196\0\0')
+  end
+end
+
+-- Drop the result of a member whose gang did not get to its end.
+local function drop_kept(key)
+  local at = redis.call('HGET', key, 'kept_at')
+  if at then redis.call('ZADD', P .. 'results', 0, at) end -- it is deleted next
+  redis.call('HDEL', key, 'stops', 'kept', 'kept_at')
+end
+
+-- Let a member wait again; the leader hears of it when all do, by `queue_gang`.
+local function member_waits(id, from)
+  local key = P .. 't:' .. id
+  local created, tenant, worker, attempt, level, reason, expires, after = unpack(redis.call('HMGET', key, 'created',
+    'tenant', 'worker', 'attempt', 'level', 'reason', 'expires', 'after'), 1, 8)
+  drop_kept(key)
+  redis.call('HSET', key, 'state', 'queued', 'worker', '', 'epoch', '0', 'cancel', '0')
+  move(id, from, 'queued', created, tenant)
+  waits(level, 1)
+  count('requeued')
+  emit_task('task_requeued', id, tenant, worker, attempt, ',"reason":' .. cjson.encode(reason or '') ..
+    ',"delay_seconds":' .. math.max(tonumber(after or 0) - NOW, 0) / 1000)
+  if expires then redis.call('ZADD', P .. 'due:expires', expires, id) end
+end
+
+-- Tell the leader of the members of a gang, if all wait.
+local function queue_gang(id, size)
+  if not all_members(id, size, function(key) return redis.call('HGET', key, 'state') == 'queued' end) then return end
+  local gang = gang_of(id)
+  for rank = 0, size - 1 do
+    local member = member_id(gang, rank)
+    local spec, attempt, after, created, deaths = unpack(
+      redis.call('HMGET', P .. 't:' .. member, 'spec', 'attempt', 'after', 'created', 'deaths'), 1, 5)
+    tell_queued(member, spec, tonumber(attempt), tonumber(after or 0), tonumber(created), deaths or '')
+  end
+end
+
+-- Stop the other members of a gang, which become `to`: at once if they wait or are done, else when their attempts have
+-- ended. `fields` go into their rows. With the id of a gang all its members are stopped.
+local function stop_others(id, size, to, keep_ms, fields)
+  local gang = gang_of(id) or id
+  for rank = 0, tonumber(size) - 1 do
+    local member = member_id(gang, rank)
+    local key = P .. 't:' .. member
+    local state, epoch, stops, worker = unpack(redis.call('HMGET', key, 'state', 'epoch', 'stops', 'worker'), 1, 4)
+    local goes_on = member ~= id and state and not ENDS[state] and (not stops or (stops == 'queued' and to ~= 'queued'))
+    if goes_on and active(state) and epoch ~= DONE then
+      redis.call('HSET', key, 'stops', to, 'cancel', '1', unpack(fields))
+      wake_worker(worker)
+    elseif goes_on and to == 'queued' then
+      redis.call('HSET', key, unpack(fields))
+      if active(state) then member_waits(member, state) end
+    elseif goes_on then
+      drop_kept(key)
+      finish(member, state, to, fields, keep_ms)
+      GANG_ENDED[#GANG_ENDED + 1] = member
+      tell({'Gone', member})
+    end
+  end
+end
+
+-- End all members of a gang because this one has ended, without a result.
+local function end_gang(id, size, to, keep_ms)
+  local reason, failure = unpack(redis.call('HMGET', P .. 't:' .. id, 'reason', 'error'), 1, 2)
+  local why = 'member ' .. id .. ' of its gang has ended: ' .. (reason or '')
+  local said = failure and failure ~= '' and cjson.decode(short_error(failure))
+  if said and type(said.message) == 'string' then why = why .. ' (' .. said.message .. ')' end
+  if to == 'cancelled' then
+    stop_others(id, size, to, keep_ms, {'reason', why, 'error', ''})
+  else
+    stop_others(id, size, to, keep_ms, {'reason', why, 'error', error_json('GangFailed', why, false)})
+  end
+  return to
+end
+
+-- Let a gang begin again because an attempt of this member did not count or is to be repeated; `tries` are those so far of
+-- all its members, nil if they have no more than before.
+local function gang_again(id, from, size, delay_ms, tries, keep_ms, fields)
+  local key, after = P .. 't:' .. id, text(delay_ms > 0 and NOW + delay_ms or 0)
+  redis.call('HSET', key, 'after', after, unpack(fields))
+  member_waits(id, from)
+  local why = 'member ' .. id .. ' stopped: ' .. (redis.call('HGET', key, 'reason') or '') .. '; the gang begins again'
+  local others = {'after', after, 'reason', why}
+  if tries then others[5], others[6] = 'tries', text(tries) end
+  stop_others(id, size, 'queued', keep_ms, others)
+  count('gangs_restarted')
+  queue_gang(id, tonumber(size))
+  return 'queued'
+end
+
+-- The attempt of a member that was being stopped has ended, however it did.
+local function member_stopped(id, state, size, to, keep_ms)
+  if to ~= 'queued' then
+    redis.call('HDEL', P .. 't:' .. id, 'stops')
+    return finish(id, state, to, {}, keep_ms)
+  end
+  member_waits(id, state)
+  queue_gang(id, tonumber(size))
+  return 'queued'
+end
+
+-- Keep the result of a member until all have one; then all are completed.
+local function member_done(id, from, size, worker_fields, keep_ms)
+  local key = P .. 't:' .. id
+  if from == 'assigned' then
+    local created, tenant = unpack(redis.call('HMGET', key, 'created', 'tenant'), 1, 2)
+    move(id, from, 'running', created, tenant)
+  end
+  redis.call('HSET', key, 'state', 'running', 'epoch', DONE, 'error', '',
+    'reason', 'it is done, and ends when all members of its gang are', unpack(worker_fields))
+  if not all_members(id, tonumber(size), function(other) return redis.call('HGET', other, 'epoch') == DONE end) then
+    return 'running'
+  end
+  for rank = 0, tonumber(size) - 1 do
+    local member = member_id(gang_of(id), rank)
+    local other = P .. 't:' .. member
+    local result, at = unpack(redis.call('HMGET', other, 'kept', 'kept_at'), 1, 2)
+    redis.call('HDEL', other, 'kept', 'kept_at')
+    local _, kept_ms = finish(member, 'running', 'completed', {'result', result, 'reason', '', 'epoch', '0'}, keep_ms)
+    if at then
+      redis.call('HSET', other, 'result_at', at)
+      redis.call('ZADD', P .. 'results', NOW + kept_ms, at)
+    end
+    if redis.call('HSTRLEN', other, 'params') > LARGE_PARAMS then redis.call('HDEL', other, 'params') end
+    if member ~= id then GANG_ENDED[#GANG_ENDED + 1] = member end
+  end
+  return 'completed'
+end
+
 -- End an attempt because its runner (kind 'runner') or its worker (kind 'worker') died. Only a task that was running is
 -- blamed. After the death of as many different workers as it may lose, or without retries left, it is a dead letter with
 -- the evidence.
 local LOST_WORKERS = 2 -- unless the row has another number
 local function died(id, worker, kind, evidence, delay_ms, keep_ms)
   local key = P .. 't:' .. id
-  local state, attempt, tries, retries, earlier, cancel, tenant, milli, assigned, lose_most = unpack(redis.call('HMGET',
-    key, 'state', 'attempt', 'tries', 'retries', 'deaths', 'cancel', 'tenant', 'milli', 'assigned', 'lost_workers'), 1, 10)
+  local state, attempt, tries, retries, earlier, cancel, tenant, milli, assigned, lose_most, gang, stops = unpack(
+    redis.call('HMGET', key, 'state', 'attempt', 'tries', 'retries', 'deaths', 'cancel', 'tenant', 'milli', 'assigned',
+      'lost_workers', 'gang', 'stops'), 1, 12)
   attempt, tries = tonumber(attempt), tonumber(tries)
   release(id, worker, attempt, tenant, milli, assigned)
+  if stops then return member_stopped(id, state, gang, stops, keep_ms) end
   if cancel == '1' then return finish(id, state, 'cancelled', {'reason', 'cancelled'}, keep_ms) end
+  if state == 'assigned' and gang then return gang_again(id, state, gang, 0, nil, keep_ms, {'reason', evidence}) end
   if state == 'assigned' then return requeue(id, state, 0, {'reason', evidence}) end
   local deaths = (earlier and earlier ~= '') and cjson.decode(earlier) or {}
   deaths[#deaths + 1] = {worker = worker, attempt = attempt, kind = kind, evidence = evidence, at = NOW}
   local others = {}
   local different = 0
-  for _, death in ipairs(deaths) do
-    if death.kind == 'worker' and not others[death.worker] then
-      others[death.worker] = true
-      different = different + 1
+  local function blame(found)
+    for _, death in ipairs(found) do
+      if death.kind == 'worker' and not others[death.worker] then
+        others[death.worker] = true
+        different = different + 1
+      end
     end
+  end
+  blame(deaths)
+  for rank = 0, (kind == 'worker' and tonumber(gang) or 0) - 1 do
+    local found = redis.call('HGET', P .. 't:' .. member_id(gang_of(id), rank), 'deaths')
+    if found and found ~= '' then blame(cjson.decode(found)) end
   end
   local written = cjson.encode(deaths)
   local lost = kind == 'worker' and 'WorkerLost' or 'RunnerDied'
@@ -626,11 +793,13 @@ local function died(id, worker, kind, evidence, delay_ms, keep_ms)
   if different >= most or tries + 1 > tonumber(retries) then
     local workers = most == 1 and 'its worker' or (most == 2 and 'two' or text(most)) .. ' different workers'
     local why = different >= most and workers .. ' died running it' or 'no retries left'
-    return finish(id, state, 'dead', {'deaths', written, 'tries', text(tries + 1), 'reason', why,
+    local to = finish(id, state, 'dead', {'deaths', written, 'tries', text(tries + 1), 'reason', why,
       'error', error_json(lost, evidence, false)}, keep_ms)
+    return gang and end_gang(id, gang, to, keep_ms) or to
   end
-  return requeue(id, state, delay_ms, {'deaths', written, 'tries', text(tries + 1), 'reason', evidence,
-    'error', error_json(lost, evidence, true)})
+  local fields = {'deaths', written, 'tries', text(tries + 1), 'reason', evidence, 'error', error_json(lost, evidence, true)}
+  if gang then return gang_again(id, state, gang, delay_ms, tries + 1, keep_ms, fields) end
+  return requeue(id, state, delay_ms, fields)
 end
 
 -- End all attempts of a lost worker, so that other workers can run the tasks.
@@ -685,7 +854,8 @@ end
 -- Write the row of a new task, with columns as in `submit`, and list it. `given` has the fields of its assignment if it
 -- goes to a worker at once. Returns when it may begin, and its state.
 local function add_task(task, given)
-  local id, spec, params, retries, idem, correlation, tenant, level, not_before, expires, lost, needs = unpack(task, 1, 12)
+  local id, spec, params, retries, idem, correlation, tenant, level, not_before, expires, lost, needs, gang =
+    unpack(task, 1, 13)
   local key = P .. 't:' .. id
   local begins = keep_wishes(id, not_before, expires, lost, needs)
   local state = given and 'assigned' or (begins > NOW or needs) and 'scheduled' or 'queued'
@@ -699,6 +869,7 @@ local function add_task(task, given)
     redis.call('HSET', key, 'needs', needs, 'open', '-1', 'linked', '1')
     see_to_links(id)
   end
+  if gang and gang > 0 then redis.call('HSET', key, 'gang', text(gang)) end
   return begins, state
 end
 

@@ -15,9 +15,11 @@ end
 
 -- One that runs now is left alone; `requeue` makes it due again.
 local function expire(id)
-  local state = redis.call('HGET', P .. 't:' .. id, 'state')
+  local state, gang = unpack(redis.call('HMGET', P .. 't:' .. id, 'state', 'gang'), 1, 2)
   if state == 'queued' or state == 'scheduled' then
-    finish(id, state, 'failed', {'reason', 'expired', 'error', error_json('Expired', EXPIRED, false)}, keep_ms)
+    local fields = {'reason', 'expired', 'error', error_json('Expired', EXPIRED, false)}
+    finish(id, state, 'failed', fields, keep_ms)
+    if gang then stop_others(id, gang, 'failed', keep_ms, fields) end
     count('tasks_expired')
     finals[#finals + 1] = id
     tell({'Gone', id})
@@ -40,6 +42,7 @@ local expired = due('expires')
 for _, id in ipairs(expired) do expire(id) end
 local begun = due('not-before')
 for _, id in ipairs(begun) do begin(id) end
+for _, id in ipairs(GANG_ENDED) do finals[#finals + 1] = id end
 announce(finals)
 local schedules = redis.call('ZRANGEBYSCORE', P .. 'due:schedules', '-inf', NOW, 'LIMIT', 0, 1)
 return answer(fence, {(#expired == most or #begun == most) and 1 or 0, finals, #schedules})

@@ -31,7 +31,8 @@ if not mine and (row[1] == owner or not row[3] or tonumber(row[3]) <= NOW) then
   held, mine = new_fence(), true
 end
 if not mine then return cmsgpack.pack({{}, {0, NOW, row[1], 0, over, apis, highest}}) end
-redis.call('HSET', key, 'owner', owner, 'fence', text(held), 'until', text(NOW + lease_ms))
+-- `gangs`: this leader knows gangs, as those of older versions do not.
+redis.call('HSET', key, 'owner', owner, 'fence', text(held), 'until', text(NOW + lease_ms), 'gangs', text(held))
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', P .. 'leases', '-inf', NOW)) do
   local worker = redis.call('HMGET', P .. 'w:' .. name, 'epoch', 'state')
   over[#over + 1] = {name, tonumber(worker[1]), worker[2] == 'suspect' and 1 or 0}

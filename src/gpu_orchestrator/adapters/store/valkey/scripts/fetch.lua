@@ -4,7 +4,7 @@
 -- Answers {now, tasks {field, value, ...} each, workers {lease, active, field, value, ...} each}; {} for a missing row.
 --   Tasks after the first MOST_BYTES are left out, but at least one is read: other clients wait meanwhile
 local MOST_BYTES = 8 * 1024 * 1024
-local skipped = {params = ARG[3] ~= 1, result = ARG[3] ~= 2}
+local skipped = {params = ARG[3] ~= 1, result = ARG[3] ~= 2, kept = true}
 local tasks, workers, bytes = {}, {}, 0
 
 local function row_of(key)

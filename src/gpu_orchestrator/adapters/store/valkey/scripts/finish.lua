@@ -4,12 +4,13 @@
 --   duration ms, wanted, last line of progress or '', where the result is if it is not in the payload, else ''};
 --   kind is done | failed | died | refused | cancelled,
 --   circuit breaker {window ms, fewest outcomes or 0 for none, percent that failed, pause ms, longest pause ms}
--- Answers per outcome {1 counted | 0 late, the task's new state, columns of its row if it is final and wanted}
+-- Answers per outcome {1 counted | 0 late, the task's new state, columns of its row if it is final and wanted, ids of the
+--   other members of its gang that ended by it, in the same state}
 local fence, keep_ms, outcomes, breaker = ARG[1], ARG[2], ARG[3], ARG[4]
 local WINDOW_MS, FEWEST, PERCENT, PAUSE_MS, LONGEST_MS = unpack(breaker, 1, 5)
 -- The other columns of a task's row here; the first are STATE, ATTEMPT, WORKER and EPOCH.
 local TRIES, RETRIES, CANCEL, STARTED, TENANT, MILLI, ASSIGNED, CREATED, LEVEL, SPEC = 5, 6, 7, 8, 9, 10, 11, 12, 13, 14
-local PLACE, LINKED = 15, 16
+local PLACE, LINKED, GANG, STOPS = 15, 16, 17, 18
 local day = text(math.floor(NOW / 86400000))
 local told, finals, went, seen = {}, {}, {}, {}
 
@@ -113,7 +114,13 @@ local function begun(id, task, kind, ms)
 end
 
 local function cancelled(id, task, started)
-  return finish(id, task[STATE], 'cancelled', {'reason', 'cancelled', 'started', started}, keep_ms)
+  local to = finish(id, task[STATE], 'cancelled', {'reason', 'cancelled', 'started', started}, keep_ms)
+  return task[GANG] and end_gang(id, task[GANG], to, keep_ms) or to
+end
+
+local function again(id, task, delay_ms, tries, fields)
+  if task[GANG] then return gang_again(id, task[STATE], task[GANG], delay_ms, tries, keep_ms, fields) end
+  return requeue(id, task[STATE], delay_ms, fields)
 end
 
 -- Return what a worker's latest report says that a task used on one device.
@@ -155,10 +162,11 @@ local function failed(id, task, payload, retryable, delay_ms, started)
   end
   if retryable and tries <= tonumber(task[RETRIES]) then
     fields[#fields + 1] = 'waits for a retry'
-    return requeue(id, task[STATE], delay_ms, fields)
+    return again(id, task, delay_ms, tries, fields)
   end
   fields[#fields + 1] = retryable and 'no retries left' or 'failed; not retried'
-  return finish(id, task[STATE], retryable and 'dead' or 'failed', fields, keep_ms)
+  local to = finish(id, task[STATE], retryable and 'dead' or 'failed', fields, keep_ms)
+  return task[GANG] and end_gang(id, task[GANG], to, keep_ms) or to
 end
 
 -- Note the task under the key of the result cache, if it asked for that. The search spares most tasks the decoding.
@@ -171,7 +179,16 @@ end
 
 -- A result that is elsewhere is a file or object that was written before; this commits it. Nobody runs a completed task
 -- again, so its parameters are dropped if they are large.
+local FAR_MS = 10 * 365 * 86400000
 local function completed(id, task, payload, result_at, started)
+  if task[GANG] then
+    local kept = {'kept', payload, 'started', started}
+    if result_at ~= '' then
+      kept[5], kept[6] = 'kept_at', result_at
+      add_result(result_at, NOW + FAR_MS)
+    end
+    return member_done(id, task[STATE], task[GANG], kept, keep_ms)
+  end
   local fields = {'result', payload, 'error', '', 'reason', '', 'started', started}
   if result_at ~= '' then
     fields[#fields + 1], fields[#fields + 2] = 'result_at', result_at
@@ -195,6 +212,7 @@ local function settle(id, task, each)
     return died(id, worker, 'runner', payload, delay_ms, keep_ms)
   end
   release(id, worker, attempt, task[TENANT], task[MILLI], task[ASSIGNED])
+  if task[STOPS] then return member_stopped(id, task[STATE], task[GANG], task[STOPS], keep_ms) end
   local started = begun(id, task, kind, ms)
   if kind == 'done' then
     counted(worker, 'done', ms)
@@ -205,23 +223,29 @@ local function settle(id, task, each)
   elseif kind == 'cancelled' or task[CANCEL] == '1' then
     return cancelled(id, task, started)
   end
-  return requeue(id, task[STATE], delay_ms, {'reason', payload, 'started', started})
+  return again(id, task, delay_ms, nil, {'reason', payload, 'started', started})
 end
 
 for number, each in ipairs(outcomes) do
   local id, attempt, worker, epoch, _, _, _, _, _, wanted, line = unpack(each, 1, 11)
   local key = P .. 't:' .. id
   local task = redis.call('HMGET', key, 'state', 'attempt', 'worker', 'epoch', 'tries', 'retries', 'cancel', 'started',
-    'tenant', 'milli', 'assigned', 'created', 'level', 'spec', 'place', 'linked')
+    'tenant', 'milli', 'assigned', 'created', 'level', 'spec', 'place', 'linked', 'gang', 'stops')
   if not holds(task, attempt, worker, epoch) then
     count('late')
     told[number] = {0, task[STATE] or 'gone', {}}
   else
     if line and line ~= '' then redis.call('HSET', key, 'progress', line) end
-    note_outcome(worker, each[5], each[6], task)
+    if not task[STOPS] then note_outcome(worker, each[5], each[6], task) end
+    local before = #GANG_ENDED
     local state = settle(id, task, each)
-    if state ~= 'queued' then finals[#finals + 1] = id end
-    told[number] = {1, state, (wanted and state ~= 'queued') and (shown(key)) or {}}
+    local is_final = ENDS[state]
+    if is_final then finals[#finals + 1] = id end
+    local also = {}
+    for at = before + 1, #GANG_ENDED do
+      also[#also + 1], finals[#finals + 1] = GANG_ENDED[at], GANG_ENDED[at]
+    end
+    told[number] = {1, state, (wanted and is_final) and (shown(key)) or {}, also}
   end
 end
 for worker, counts in pairs(went) do write('d:' .. worker, counts) end

@@ -26,8 +26,11 @@ end
 
 local function cancel(id, other, state)
   local why = 'task ' .. other .. ', on which it depends, ' .. (FAILED[state] or 'is no longer known')
-  finish(id, 'scheduled', 'cancelled', {'reason', why, 'error', error_json('DependencyFailed', why, false)}, keep_ms)
+  local fields = {'reason', why, 'error', error_json('DependencyFailed', why, false)}
+  finish(id, 'scheduled', 'cancelled', fields, keep_ms)
   finals[#finals + 1] = id
+  local gang = redis.call('HGET', P .. 't:' .. id, 'gang')
+  if gang then stop_others(id, gang, 'cancelled', keep_ms, fields) end
 end
 
 -- Tell a task that waits how this one ended.
@@ -103,5 +106,6 @@ for _, id in ipairs(redis.call('ZRANGE', P .. 'links', 0, most - 1)) do
   if steps >= most then break end
   see_to(id)
 end
+for _, id in ipairs(GANG_ENDED) do finals[#finals + 1] = id end
 announce(finals)
 return answer(fence, {redis.call('EXISTS', P .. 'links'), finals})

@@ -22,8 +22,8 @@ local ids = redis.call('ZRANGE', key, from, from + most - 1)
 local tasks, levels = {}, {}
 for _, id in ipairs(ids) do
   local row = redis.call('HMGET', P .. 't:' .. id, 'spec', 'attempt', 'after', 'created', 'deaths', 'worker', 'place',
-    'level')
-  if row[1] then
+    'level', 'epoch')
+  if row[1] and row[9] ~= DONE then -- a member of a gang that is done holds nothing
     tasks[#tasks + 1] = {id, row[1], tonumber(row[2]), tonumber(row[3]) or 0, tonumber(row[4]), row[5] or '', state,
       row[6] or '', row[7] or ''}
     if state == 'queued' then
