@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from gpu_orchestrator.api.partial import MOST_VALUES
+from gpu_orchestrator.api.task_gangs import Gang
 
 WorkerName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$(?!\n)")]
 Pool = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62})?\Z")]
@@ -142,7 +143,8 @@ class Hello(Message, frozen=True):
     says what holds a task to the device memory that it reserved: `mps` (the driver), or `accounted`
     (nothing); empty in workers of older versions. `executor` is `celery` if the worker wants to be sent
     tickets by Celery, which it redeems (`Redeem`), in place of assignments. `model_types` are those of its
-    task types that load a model which stays; it keeps up to `most_models` of them."""
+    task types that load a model which stays; it keeps up to `most_models` of them. `address` is where
+    other workers reach this one; empty in workers of versions that know no gangs."""
 
     name: WorkerName
     instance: Word
@@ -162,6 +164,7 @@ class Hello(Message, frozen=True):
     executor: Word = ""
     model_types: Annotated[tuple[Word, ...], Meta(max_length=1000)] = ()
     most_models: Count = 0
+    address: Word = ""
 
 
 class Renew(Message, frozen=True):
@@ -325,7 +328,8 @@ class Assign(Message, frozen=True):
     """`memory_mib` is reserved on each device (0 with `exclusive`: all of it). Without `devices`, the task
     uses no GPU. `owner` owns the task; empty in assignments of older versions. `model` is loaded first, if
     the task's type is one that loads models; with `only_load`, nothing more is done. Without `has_elsewhere`
-    no other device could take that model: if memory runs out here, the task is not retried."""
+    no other device could take that model: if memory runs out here, the task is not retried. `gang` is set for
+    a member of one."""
 
     task: str
     attempt: int
@@ -342,6 +346,7 @@ class Assign(Message, frozen=True):
     model: Model | None = None
     only_load: bool = False
     has_elsewhere: bool = True
+    gang: Gang | None = None
 
 
 class Cancel(Message, frozen=True):

@@ -9,6 +9,8 @@ from typing import Literal, get_args
 
 import msgspec
 
+from gpu_orchestrator.api.task_gangs import GangSpec
+
 State = Literal["scheduled", "queued", "assigned", "running", "completed", "failed", "cancelled", "dead"]
 STATES: tuple[State, ...] = get_args(State)
 WAITING: frozenset[str] = frozenset({"scheduled", "queued"})
@@ -35,7 +37,8 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     long the task is kept after its end; None as long as others. `takes_results`: its parameters refer to
     results of its dependencies. `model` is what its handler loads and keeps, empty for a task type that loads
     nothing; with `only_load`, nothing more is done. `worker` is where it must run, empty for anywhere. For
-    `cache_s`, its result answers for tasks with the same `cache_key`."""
+    `cache_s`, its result answers for tasks with the same `cache_key`. `gang` is set for a member of one, and
+    the same in all of them."""
 
     task_type: str
     model_name: str = ""
@@ -59,6 +62,7 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     worker: str = ""
     cache_key: str = ""
     cache_s: float = 0.0
+    gang: GangSpec | None = None
 
 
 SHORT = 500

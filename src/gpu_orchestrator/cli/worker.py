@@ -36,6 +36,7 @@ def run(
     processes: int = 0,
     label: tuple[str, ...] = (),
     pool: str = "",
+    address: Annotated[str, Parameter(env_var="GPU_ORCHESTRATOR_ADDRESS")] = "",
     function: tuple[str, ...] = (),
     app: tuple[str, ...] = (),
     model: Annotated[tuple[str, ...], Parameter(metavar="NAME=MODULE:CLASS")] = (),
@@ -84,6 +85,9 @@ def run(
         `key=value`, for tasks that ask for it with `--worker-label`. May be repeated.
     pool
         The pool of this worker: it then runs tasks of that pool alone, and they run nowhere else.
+    address
+        Where other workers reach this one, for gangs: a host name or an IP address; by default the address
+        by which it reaches the server.
     function
         `name=module:function`, a function that tasks of type `python` may call. The module is installed, or
         in the current folder. May be repeated.
@@ -172,6 +176,7 @@ def run(
                 processes=processes or 1,
                 labels=_pairs("label", label),
                 pool=pool,
+                address=address,
                 options=Options(
                     _pairs("function", function),
                     _pairs("upstream", upstream),

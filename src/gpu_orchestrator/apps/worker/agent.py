@@ -6,6 +6,7 @@ Started by `main`. It never imports CUDA: only its runners use the devices.
 import asyncio
 import os
 import random
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from uuid import uuid4
@@ -216,6 +217,7 @@ class Agent:
             executor=session.CELERY if self._desk else "",
             model_types=tuple(sorted(self._settings.options.models)),
             most_models=self._settings.cache.most if self._settings.options.models else 0,
+            address=self._settings.address or self._connection.own_address or socket.gethostname(),
         )
 
     def _receive(self, message: session.ToWorker) -> None:

@@ -78,6 +78,7 @@ class Attempt:
             memory_mib=assign.memory_mib,
             correlation_id=assign.correlation_id,
             only_load=assign.only_load,
+            gang=assign.gang,
         )
 
     def log_fields(self) -> dict[str, str | int]:

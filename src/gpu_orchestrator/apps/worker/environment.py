@@ -4,7 +4,11 @@ the current folder last. Imports little: every runner loads it.
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from gpu_orchestrator.api import task_gangs
+from gpu_orchestrator.api.task_gangs import Gang
 
 SECRETS = ("GPU_ORCHESTRATOR_TOKEN", "REDIS_", "RESULTS_S3_", "SECRETS_KEY", "SSL_KEY")
 """How variables begin that the agent or the manager needs and that tasks must not see. To these come all
@@ -18,6 +22,22 @@ def without_secrets() -> dict[str, str]:
 
     hidden = (*SECRETS, *(name.upper() for name in settings.SECRETS))
     return {name: value for name, value in os.environ.items() if not name.upper().startswith(hidden)}
+
+
+@contextmanager
+def of_gang(gang: Gang, attempt: int) -> Iterator[None]:
+    """Let a member of a gang find the others by its environment; restore that behind."""
+    added = task_gangs.environment(gang, attempt)
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def add_current_folder() -> None:

@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from gpu_orchestrator.api.task_gangs import Gang
+
 _LENGTH = struct.Struct("<I")
 
 
@@ -48,6 +50,7 @@ class Run(Frame, frozen=True):
     memory_mib: int = 0
     correlation_id: str = ""
     only_load: bool = False
+    gang: Gang | None = None
 
 
 class Load(Frame, frozen=True):

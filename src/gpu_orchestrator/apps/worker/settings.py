@@ -14,6 +14,7 @@ from gpu_orchestrator.api.session import OnDisconnect
 from gpu_orchestrator.apps.worker.frames import Options
 
 MOST_CONCURRENT = 10_000
+_ADDRESS = re.compile(r"[A-Za-z0-9.:_-]{1,200}")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
@@ -53,7 +54,8 @@ class Settings:
     `processes` runners. With `share_runners` one runner serves tasks of several owners. Runners have the
     rights of `run_as`, else those of the worker. `sharing` is what holds tasks to the device memory that they
     reserved: `mps` or, only by counting, `accounted`. `desk` is the socket at which the processes of a Celery
-    worker present tickets; None without Celery."""
+    worker present tickets; None without Celery. `address` is where other workers reach this one; empty for
+    that by which it reaches the server."""
 
     servers: tuple[str, ...]
     token: str = field(repr=False)
@@ -72,6 +74,7 @@ class Settings:
     on_disconnect: str = "stop"
     desk: socket | None = None
     cache: CacheRules = CacheRules()
+    address: str = ""
 
     def __post_init__(self) -> None:
         for server in self.servers or ("",):
@@ -104,6 +107,10 @@ class Settings:
             )
         if self.sharing not in (session.ACCOUNTED, session.MPS):
             raise BadSettings(f"GPU_SHARING is '{self.sharing}'; write accounted or mps")
+        if self.address and not _ADDRESS.fullmatch(self.address):
+            raise BadSettings(
+                f"--address {self.address} is not an address; give a host name or IP address without port"
+            )
         _check_options(self.options)
         _check_cache(self.cache)
 

@@ -71,6 +71,8 @@ class Task:
         self.memory_mib = run.memory_mib
         self.correlation_id = run.correlation_id
         self.options = options
+        self.gang = run.gang
+        """The gang of which this task is a member, with the workers of the others; None for any other."""
         self.raw_parameters = bytes(run.parameters)
         self.is_cancelled = False
         self._output, self._values = output, values

@@ -86,7 +86,10 @@ class Attempts:
         if self._refusal:
             self._end(attempt, session.Refused(*attempt.key, reason=self._refusal))
             return
-        self._waiting[attempt.devices].append(attempt)
+        if assign.gang is not None:  # it needs a runner of its own, and what waits before it may wait for it
+            self._waiting[attempt.devices].appendleft(attempt)
+        else:
+            self._waiting[attempt.devices].append(attempt)
         self._dispatch(attempt.devices)
 
     def cancel(self, message: session.Cancel) -> None:

@@ -130,7 +130,11 @@ class Runner:
                 self._current = task
                 if self._cancelled == (task.id, task.attempt):
                     raise Cancelled
-                result = self._run(task, only_load=run.only_load)
+                if run.gang is None:
+                    result = self._run(task, only_load=run.only_load)
+                else:
+                    with environment.of_gang(run.gang, run.attempt):
+                        result = self._run(task)
             finally:
                 self._current = None
                 self._files.end()
@@ -144,7 +148,7 @@ class Runner:
             return self._erred(run, result_error)
         return frames.Ended(run.task, run.attempt, msgspec.Raw(result))
 
-    def _run(self, task: Task, *, only_load: bool) -> bytes:
+    def _run(self, task: Task, *, only_load: bool = False) -> bytes:
         """Run the handler and return its result, once the manager has taken what the task sent before it."""
         if only_load:
             return self._encode(None)

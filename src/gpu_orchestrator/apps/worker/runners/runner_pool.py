@@ -146,7 +146,8 @@ class RunnerPool:
                 idle = idle or runner
             if runner.is_quick and (ahead is None or queued < len(ahead.queue)):
                 ahead = runner
-        if use.devices or use.model or busy < self._processes:
+        # Members of a gang wait for each other: one that waited for the runner of another would wait forever.
+        if use.devices or use.model or attempt.assign.gang or busy < self._processes:
             return idle or self._start(use, callbacks)
         return ahead if ahead and len(ahead.queue) < AHEAD else None
 

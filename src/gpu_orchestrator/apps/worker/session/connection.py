@@ -63,6 +63,12 @@ class Connection:
         self._outbox[next(self._numbers)] = message
         self._wake.set()
 
+    @property
+    def own_address(self) -> str:
+        """The address of this machine on the network by which it reaches the server; empty if not known."""
+        name = self._socket.get_extra_info("sockname") if self._socket is not None else None
+        return str(name[0]) if name else ""
+
     async def run(
         self,
         http: aiohttp.ClientSession,
