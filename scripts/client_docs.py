@@ -20,7 +20,7 @@ GROUPS = (
     ("The asynchronous client", "client/awaiting.py", ("AsyncClient", "AsyncHandle", "AsyncStreamHandle")),
     ("Schedules", "client/scheduling.py", ("Schedules", "AsyncSchedules")),
     ("What schedules are made of", "client/schedules.py", ("ScheduleInfo",)),
-    ("Values", "client/tasks.py", ("Options", "Cron", "Call", "TaskInfo", "Explanation", "Event")),
+    ("Values", "client/tasks.py", ("Options", "Gang", "Cron", "Call", "TaskInfo", "Explanation", "Event")),
     ("Files", "api/files.py", ("File",)),
     ("Tests without a server", "testing.py", ("local",)),
     ("Inside a task", "apps/worker/task.py", ("Temporary", "SoftLimitReached", "Cancelled")),

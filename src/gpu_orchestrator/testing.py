@@ -148,6 +148,9 @@ class Here:
         return b"id: %b\nevent: values\ndata: %b\n\n" % (place, data) + end
 
     def _submitted(self, bodies: list[dict[str, Any]]) -> list[Reply]:
+        if any("gang" in each for each in bodies):
+            said = "a gang needs a server and workers; here, submit its members as single tasks"
+            return [_reply({"error": {"message": said}}, 422)]
         unknown = [each["task_type"] for each in bodies if not self._knows(each["task_type"])]
         if unknown:
             known = ", ".join(sorted([*self._handlers, *functions.REGISTRY])) or "none"

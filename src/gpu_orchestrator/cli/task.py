@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from gpu_orchestrator.cli import client, output, task_rows, waiting, where
 from gpu_orchestrator.cli.filters import ALL, Filter
-from gpu_orchestrator.cli.options import HERE, AsJson, InUtc, Limit, Offset, Server, TaskId
+from gpu_orchestrator.cli.options import HERE, AsJson, InUtc, Limit, Offset, Server, TaskId, whole
 from gpu_orchestrator.cli.plain import lines
 from gpu_orchestrator.cli.tables import Column
 from gpu_orchestrator.cli.task_options import USUAL, TaskOptions
@@ -48,6 +48,9 @@ def submit(
     on_failure: Annotated[Literal["cancel", "run"], Parameter(metavar="cancel|run")] = "cancel",
     not_before: Annotated[str, Parameter(metavar="TIME")] = "",
     expires: Annotated[str, Parameter(metavar="TIME")] = "",
+    gang: Annotated[int, Parameter(metavar="N", converter=whole)] = 0,
+    gang_same: Annotated[str, Parameter(metavar="LABEL")] = "",
+    gang_near: Annotated[str, Parameter(metavar="LABEL")] = "",
     idempotency_key: Annotated[str, Parameter(metavar="KEY")] = "",
     wait: bool = False,
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"))] = False,
@@ -71,6 +74,12 @@ def submit(
         Do not begin before this time: 10m from now, or a time such as 2026-01-31T12:00:00Z.
     expires
         End it if it has not begun by this time: 1h from now, or a time such as 2026-01-31T12:00:00Z.
+    gang
+        Make N tasks that begin together and end together, with ranks from 0.
+    gang_same
+        All members run on workers with the same value of this label, such as rack.
+    gang_near
+        The same, if it is possible at once.
     idempotency_key
         Submitting the same key again returns the same task.
     wait
@@ -82,6 +91,8 @@ def submit(
     body |= {name: text for name, text in (("not_before", not_before), ("expires", expires)) if text}
     if depends_on:
         body |= {"depends_on": depends_on, "on_failure": on_failure}
+    if gang or gang_same or gang_near:
+        body["gang"] = {"size": gang, "same": gang_same, "near": gang_near}
     answer = client.ask(server, "POST", "/tasks", body=body)
     if wait:
         with waiting.interruptible(answer["task_id"]):
@@ -239,8 +250,9 @@ def _wait(
 
 
 def _show_accepted(answer: dict[str, Any]) -> None:
-    row = [answer["task_id"], answer["status"], answer.get("estimated_wait_time")]
-    output.show_table([task_rows.TASK, task_rows.STATUS, Column("EXPECTED WAIT", 1)], [row])
+    state = answer["status"], answer.get("estimated_wait_time")
+    rows = [[each, *state] for each in answer.get("members") or [answer["task_id"]]]
+    output.show_table([task_rows.TASK, task_rows.STATUS, Column("EXPECTED WAIT", 1)], rows)
 
 
 def _show_one(answer: dict[str, Any], *, as_json: bool, utc: bool = False) -> None:

@@ -57,6 +57,10 @@ def table(
     return [column for column, _ in columns], [[field(each) for _, field in columns] for each in tasks]
 
 
+def _rank(task: Task) -> str:
+    return f"rank {task.get('gang_rank')} of {task.get('gang_size')}"
+
+
 def card(task: Task, now: datetime, zone: tzinfo | None = None) -> list[tuple[str, object]]:
     """Return what is known of one task, field by field."""
     error = task.get("error") or {}
@@ -66,6 +70,7 @@ def card(task: Task, now: datetime, zone: tzinfo | None = None) -> list[tuple[st
         ("status", task["status"]),
         ("reason", task.get("reason")),
         ("position", f"{position} in the queue" if position else ""),
+        ("gang", f"{task['gang_id']}, {_rank(task)}" if task.get("gang_id") else ""),
         ("type", task.get("task_type")),
         ("model", task.get("model_name")),
         ("parameters", _json(task.get("parameters"))),

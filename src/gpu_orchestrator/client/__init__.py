@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from gpu_orchestrator.client.functions import StreamFunction, TaskFunction, task
     from gpu_orchestrator.client.schedules import ScheduleInfo
     from gpu_orchestrator.client.scheduling import AsyncSchedules, Schedules
-    from gpu_orchestrator.client.tasks import Call, Cron, Event, Explanation, Options, TaskInfo
+    from gpu_orchestrator.client.tasks import Call, Cron, Event, Explanation, Gang, Options, TaskInfo
 
 __all__ = (
     "AsyncClient",
@@ -64,6 +64,7 @@ __all__ = (
     "Event",
     "Explanation",
     "File",
+    "Gang",
     "Handle",
     "NotAllowed",
     "NotFound",
@@ -90,7 +91,7 @@ _PLACES = {
     "functions": ("StreamFunction", "TaskFunction", "task"),
     "schedules": ("ScheduleInfo",),
     "scheduling": ("AsyncSchedules", "Schedules"),
-    "tasks": ("Call", "Cron", "Event", "Explanation", "Options", "TaskInfo"),
+    "tasks": ("Call", "Cron", "Event", "Explanation", "Gang", "Options", "TaskInfo"),
     "transfer": ("File",),
 }
 _MODULE_OF = {name: module for module, names in _PLACES.items() for name in names}

@@ -16,7 +16,7 @@ from gpu_orchestrator.client.errors import ClientError
 from gpu_orchestrator.client.functions import Callback, P, StreamFunction, TaskFunction
 from gpu_orchestrator.client.scheduling import AsyncSchedules
 from gpu_orchestrator.client.steps import Answer, Ask, Emit, Lost, Open, Pause, Read, Reply, Step, Steps
-from gpu_orchestrator.client.tasks import Call, Event, Explanation, Options, Pending, TaskInfo
+from gpu_orchestrator.client.tasks import Call, Event, Explanation, Options, Pending, TaskInfo, members_of
 from gpu_orchestrator.client.where import Given, Place
 
 R = TypeVar("R")
@@ -51,8 +51,13 @@ class AsyncHandle(Pending[R_co], Generic[R_co]):
             self.known = await self._client._run(self._client._with.info(self.id))
         return self.known
 
+    async def members(self) -> "list[AsyncHandle[R_co]]":
+        """Return the members of the task's gang, by rank; of a task that is in none, the task alone."""
+        kind, found = type(self), await self.info()
+        return [kind(self._client, self._call(), each) for each in members_of(found)]
+
     async def cancel(self) -> bool:
-        """Cancel the task; return False if it has ended otherwise."""
+        """Cancel the task, and with it its gang; return False if it has ended otherwise."""
         return (await self._client.cancel(self))[0]
 
     async def explain(self) -> Explanation:

@@ -101,7 +101,13 @@ class Conversation:
             reply = yield from self._ask(Ask("POST", f"{PREFIX}/tasks", calls[0].encoded(), key))
             return [_decoded(reply, _Accepted, self.url).task_id]
         ids: list[str] = []
-        for bodies in _parts([each.encoded() for each in calls]):
+        parts = list(_parts([each.encoded() for each in calls]))
+        if len(parts) > 1 and any(each.gang_name for each in calls):
+            raise errors.BadArguments(
+                f"tasks of one gang must come with one request, and these {len(calls)} take {len(parts)}; "
+                "submit each gang with a batch of its own"
+            )
+        for bodies in parts:
             body, key = b'{"tasks":[%b]}' % b",".join(bodies), {"Idempotency-Key": self.new_key()}
             try:
                 reply = yield from self._ask(Ask("POST", f"{PREFIX}/tasks/batch", body, key))

@@ -7,11 +7,22 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, cast, over
 
 import msgspec
 
-from gpu_orchestrator.api import plain_json, references
+from gpu_orchestrator.api import plain_json, references, task_gangs
 
 R_co = TypeVar("R_co", covariant=True)
 Decode = Callable[[bytes], Any]
 FINAL = frozenset({"completed", "failed", "cancelled", "dead"})
+
+
+class Gang(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A task as `size` members that begin together and end together: `Gang(4, same="rack")`. All of them run
+    on workers with the same value of the label `same`; with `near`, if that is possible at once. In a batch,
+    calls with the same `name` are one gang."""
+
+    size: int = 1
+    name: str = ""
+    same: str = ""
+    near: str = ""
 
 
 class Options(TypedDict, total=False):
@@ -45,6 +56,8 @@ class Options(TypedDict, total=False):
     cache: float
     """Seconds for which the result answers for equal tasks that ask for the cache, too."""
     max_lost_workers: int
+    gang: int | Gang
+    """How many members: all begin together, and end together. The handle is that of rank 0."""
     idempotency_key: str
     """Submitting the same key again returns the same task. The client makes keys for its own retries; give
     one that outlives your process."""
@@ -138,16 +151,31 @@ class Call(Generic[R_co]):
 
     def body(self) -> dict[str, Any]:
         """Return the request of the HTTP API."""
-        options = {name: value for name, value in self.options.items() if value is not None}
+        options = {
+            name: value for name, value in self.options.items() if value is not None and name != "gang"
+        }
         resources = {theirs: options.pop(ours) for ours, theirs in RESOURCES.items() if ours in options}
         fields = {FIELDS.get(name, name): value for name, value in options.items()}
         return {
             "task_type": self.task_type,
             "parameters": self.parameters,
             **fields,
+            **self._gang(),
             **({"depends_on": self.depends_on} if self.depends_on else {}),
             **({"resources": resources} if resources else {}),
         }
+
+    @property
+    def gang_name(self) -> str:
+        gang = self.options.get("gang")
+        return gang.name if isinstance(gang, Gang) else ""
+
+    def _gang(self) -> dict[str, Any]:
+        """Return the gang as the HTTP API says it."""
+        gang = self.options.get("gang")
+        if gang is None:
+            return {}
+        return {"gang": Gang(gang) if isinstance(gang, int) else gang}
 
     def encoded(self) -> bytes:
         from gpu_orchestrator.client.errors import BadArguments
@@ -217,6 +245,9 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True):
     depends_on: list[str] = []
     on_failure: str = ""
     open_dependencies: int = 0
+    gang_id: str = ""
+    gang_rank: int | None = None
+    gang_size: int = 0
     result: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
     result_bytes: int = 0
 
@@ -244,8 +275,19 @@ class Pending(Generic[R_co]):
         result. Nothing else can be done with it."""
         return cast(R_co, self)
 
+    def _call(self) -> Call[R_co]:
+        """Return a call that reads the results of this task, for a handle of another one like it."""
+        return Call("", decode=self.decode, decode_value=self.decode_value)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.known.status if self.known else ''}".rstrip() + ">"
+
+
+def members_of(info: TaskInfo) -> list[str]:
+    """Return the ids of all members of a task's gang, by rank; of a task that is in none, its own."""
+    if not info.gang_id:
+        return [info.task_id]
+    return list(task_gangs.members(info.gang_id, info.gang_size))
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
