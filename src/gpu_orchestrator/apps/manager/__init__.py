@@ -26,6 +26,9 @@ session → outcomes → completion → response. Read the modules in this order
   http/task_files           which files its parameters name
   http/dependencies         after which others: depends_on, on_failure
   http/result_cache         answers a task that asks for it by an equal one that has completed
+  http/task_gangs           the members of gangs, and why one can never start
+  http/gang_waits           where a gang would go, or why it waits
+  http/routes/gangs         shows a gang and its members
   http/scheduling           bodies into schedules, and rows of schedules into answers
   http/routes/schedules     add, list, show, pause, resume, run and delete schedules
   http/task_models          the model of a task: which one, is it known, how long a load may take
@@ -78,6 +81,7 @@ session → outcomes → completion → response. Read the modules in this order
   dispatch/models           what waiting tasks of models reserve, and which models are loaded ahead of them
   dispatch/task_table       the tasks that the leader tracks: all that have not ended
   dispatch/assignment       what to store for an assignment, and what to send to the worker
+  dispatch/gang_assignment  gangs: all members in one write, or none
   dispatch/reaper           whose lease has expired, and whether to believe it
   dispatch/maintenance      the leader's chores: tasks that are due, old tasks and workers, the history
 

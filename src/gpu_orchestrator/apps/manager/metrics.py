@@ -84,6 +84,12 @@ class Metrics:
         self.tasks_expired = Counter(
             "tasks_expired", "Tasks that expired before they began", registry=self.registry
         )
+        self.gangs_started = Counter(
+            "gangs_started",
+            "Gangs whose members were all assigned, by attempt: first or again",
+            ["attempt"],
+            registry=self.registry,
+        )
         self.schedule_moments = Counter(
             "schedule_moments",
             "Moments of schedules: fired, missed, overlap, no_room, stopped or moved_on",

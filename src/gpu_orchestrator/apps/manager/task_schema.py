@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from gpu_orchestrator.api import task
+from gpu_orchestrator.api import task, task_gangs
 from gpu_orchestrator.apps.manager.schema import Answer, Body
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -34,11 +34,25 @@ class Resources(Body, frozen=True):
     pool: PoolName = ""
 
 
+class Gang(Body, frozen=True):
+    """`size` tasks that begin together and end together, with ranks from 0. In a batch, tasks with the same
+    `name` are one gang: each adds `size` members, in their order. All members run on workers with the same
+    value of the label `same`; with `near`, if that is possible at once."""
+
+    size: Annotated[int, Meta(ge=1, le=task_gangs.MOST_MEMBERS)] = 1
+    name: Annotated[str, Meta(max_length=200)] = ""
+    same: Annotated[str, Meta(max_length=task_gangs.LONGEST_KEY)] = ""
+    near: Annotated[str, Meta(max_length=task_gangs.LONGEST_KEY)] = ""
+
+
 class TaskRequest(Body, frozen=True):
     """`not_before` and `expires` are how long from now (`10m`, `2h`, `7d`) or a time
     (`2026-01-31T12:00:00Z`). Until `not_before` the task is `scheduled`, and no part of the queue. After
     `expires` no attempt begins: a task that waits then has `failed` with the error type `Expired`.
-    `max_lost_workers`: when this many different workers were lost while they ran it, it is `dead`."""
+    `max_lost_workers`: when this many different workers were lost while they ran it, it is `dead`. With
+    `gang`, the request makes several tasks: all begin, or none; if one fails, all are stopped and begin
+    again, and their retries are counted together; their results count once all are done. `callback_url` is
+    called for the first of them."""
 
     task_type: Name
     parameters: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
@@ -64,6 +78,7 @@ class TaskRequest(Body, frozen=True):
     them, null if it has none."""
     on_failure: Literal["cancel", "run"] = "cancel"
     """What becomes of this task if one of them ends without a result."""
+    gang: Gang | None = None
 
 
 class TaskResult(Answer, frozen=True):
@@ -84,6 +99,9 @@ class TaskAccepted(Answer, frozen=True):
     estimated_wait_seconds: float
     assigned_worker: str | None
     created_at: str
+    gang_id: str = ""
+    members: list[str] = []
+    """The ids of all members of a gang that this request made, by rank; `task_id` is the first of them."""
 
 
 class BatchAccepted(Answer, frozen=True):
@@ -170,6 +188,21 @@ class TaskStatus(Answer, frozen=True):
     on_failure: str = ""
     open_dependencies: int = 0
     """How many of the tasks that it depends on have not ended."""
+    gang_id: str = ""
+    gang_rank: int | None = None
+    gang_size: int = 0
+
+
+class GangStatus(Answer, frozen=True):
+    """A gang and its members, by rank. `status` is that of all of them; while they differ, `stopping` if one
+    has ended without a result or is about to, else `running`. Members are kept as long as other tasks: those
+    that were forgotten are missing."""
+
+    gang_id: str
+    status: str
+    size: int
+    attempt: int
+    members: list[TaskStatus]
 
 
 class TaskPage(Answer, frozen=True):

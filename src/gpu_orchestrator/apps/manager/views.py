@@ -9,7 +9,7 @@ import msgspec
 
 from gpu_orchestrator.adapters.results.place import ResultAt
 from gpu_orchestrator.adapters.store.tasks import Row
-from gpu_orchestrator.api import session, task, timestamps
+from gpu_orchestrator.api import session, task, task_gangs, timestamps
 from gpu_orchestrator.api.units import MIB, show_memory, show_seconds
 from gpu_orchestrator.apps.manager import schema, task_schema
 from gpu_orchestrator.apps.manager.fleet import rows
@@ -88,7 +88,13 @@ def task_status(name: str, row: Row, wait: Wait = NO_WAIT) -> task_schema.TaskSt
         depends_on=dependencies_of(row),
         on_failure=row["needs"].partition(" ")[0] if row.get("needs") else "",
         open_dependencies=open_of(row),
+        **(_gang_of(name, spec) if spec.gang else {}),
     )
+
+
+def _gang_of(name: str, spec: task.TaskSpec) -> dict[str, Any]:
+    gang, rank = task_gangs.split(name)
+    return {"gang_id": gang, "gang_rank": rank, "gang_size": spec.gang.size if spec.gang else 0}
 
 
 def waits_for(row: Row) -> str:

@@ -35,7 +35,7 @@ def name_of(content: dict[str, Any]) -> str:
 
 
 async def test_every_response_has_the_declared_shape(site: Site) -> None:
-    worker = await site.join()
+    worker = await site.join(address="here")
     done, dead = await site.submit(), await site.submit(max_retries=0)
     for _ in range(2):
         assign = await worker.take()
@@ -50,6 +50,7 @@ async def test_every_response_has_the_declared_shape(site: Site) -> None:
         "name": "unknown",
         "schedule_id": "unknown",
         "file_id": "unknown",
+        "gang_id": await site.submit(gang={"size": 2}, resources={"gpus": 0}),
     }
     seen = 0
     for path, operations in document["paths"].items():

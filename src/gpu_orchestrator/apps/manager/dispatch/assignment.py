@@ -14,6 +14,7 @@ import structlog
 
 from gpu_orchestrator.adapters.store.records import Assignment, AssignResult, Moved, NotAssigned
 from gpu_orchestrator.api import session
+from gpu_orchestrator.api.task_gangs import Gang, Peer, port_of, split
 from gpu_orchestrator.apps.manager.dispatch.task_table import TaskTable
 from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.fleet.models import ModelBook
@@ -55,6 +56,21 @@ class Assigner:
             PlannedAssignment(place, worker, rows.grant_of(place, worker))
             for place, worker in found
             if worker is not None
+        ]
+
+    def gang_plans(
+        self, places: Sequence[Place], workers: Mapping[str, WorkerState]
+    ) -> list[PlannedAssignment]:
+        """Return the plans of all members, each with the workers of the others; none if a worker is gone."""
+        plans = sorted(self.plans(places, workers), key=lambda each: split(each.place.request.key)[1])
+        if len(plans) < len(places):
+            return []
+        peers = tuple(Peer(each.worker.hello.name, each.worker.hello.address) for each in plans)
+        name, _ = split(plans[0].place.request.key)
+        port = port_of(name, self._attempt(plans[0].place) + 1)
+        return [
+            each._replace(grant=msgspec.structs.replace(each.grant, gang=Gang(name, rank, peers, port)))
+            for rank, each in enumerate(plans)
         ]
 
     def assignments(self, plans: Iterable[PlannedAssignment]) -> list[Assignment]:

@@ -36,6 +36,7 @@ from gpu_orchestrator.adapters.store.records import (
 from gpu_orchestrator.adapters.store.tasks import row_of
 from gpu_orchestrator.apps.manager.dispatch.assignment import Assigner, PlannedAssignment
 from gpu_orchestrator.apps.manager.dispatch.deps import DispatcherDeps
+from gpu_orchestrator.apps.manager.dispatch.gang_assignment import GangAssignment
 from gpu_orchestrator.apps.manager.dispatch.intake import Intake
 from gpu_orchestrator.apps.manager.dispatch.models import DispatchedModels
 from gpu_orchestrator.apps.manager.dispatch.task_table import QueueDepth, TaskTable
@@ -71,6 +72,7 @@ class Dispatcher:
     _closed: bool = False
     engine: Engine = field(init=False)
     _assigner: Assigner = field(init=False)
+    _gangs: GangAssignment = field(init=False)
     _models: DispatchedModels = field(init=False)
     _intake: Intake = field(init=False)
     _timer: Timer = field(init=False)
@@ -97,6 +99,7 @@ class Dispatcher:
             explains=False,
             models=deps.rules,
         )
+        self._gangs = GangAssignment(deps, self.engine, self._assigner)
         self._intake = Intake(deps, self.engine, self.tasks)
         self._models = DispatchedModels(self.engine, deps.models, self.tasks, self._intake.enqueue)
         self._timer = Timer(self._on_timer)
@@ -215,7 +218,12 @@ class Dispatcher:
         elif not self._closed:
             for event in self._assigner.deliver_accepted(plans, answers):
                 self._handle(event)
-        if self._places or self.engine.has_waiting or not _only_confirmations(self._intake.pending):
+        if (
+            self._places
+            or self._gangs
+            or self.engine.has_waiting
+            or not _only_confirmations(self._intake.pending)
+        ):
             self._run_pass()
         return submitted
 
@@ -244,6 +252,9 @@ class Dispatcher:
             if isinstance(action, events.Place):
                 self.tasks.set_waits(action.request.key, False, self.deps.now())
                 self._places.append(action)
+            elif isinstance(action, events.PlaceGang):
+                for place in self._gangs.add(action):
+                    self.tasks.set_waits(place.request.key, False, self.deps.now())
 
     # --- what it does ------------------------------------------------------------------------------------
 
@@ -254,7 +265,7 @@ class Dispatcher:
         self._models.ask_again()
         if self._intake.pending:
             self._decide()
-        if self._places and self._assigning is None:
+        if (self._places or self._gangs) and self._assigning is None:
             self._assigning = asyncio.get_running_loop().create_task(self._assign_then_run_pass())
         self._timer.set(self._next_delay_s())
 
@@ -307,7 +318,11 @@ class Dispatcher:
         self._run_pass()
 
     async def _assign_all(self) -> None:
-        while self._places and not self._closed:
+        while (self._places or self._gangs) and not self._closed:
+            if self._gangs and not await self._assign_gangs():
+                return self.invalidate()
+            if not self._places:
+                continue
             batch, self._places = self._places[:BATCH], self._places[BATCH:]
             if not (plans := self._plans(batch)):
                 break
@@ -319,6 +334,14 @@ class Dispatcher:
                 self._handle(event)
             self._decide()
         return None
+
+    async def _assign_gangs(self) -> bool:
+        """Return False if this process does not lead."""
+        told = await self._gangs.assign(self.workers)
+        for event in told or ():
+            self._handle(event)
+        self._decide()
+        return told is not None
 
     def _put_back(
         self, plans: list[PlannedAssignment], answers: list[AssignResult]

@@ -4,7 +4,7 @@ The dispatcher calls it and hands the events on; `pending` keeps them in order u
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpu_orchestrator.adapters.store.records import NewTask, Queued, UnfinishedTask
 from gpu_orchestrator.adapters.store.tasks import Row
@@ -14,7 +14,13 @@ from gpu_orchestrator.apps.manager.dispatch.task_table import TaskTable, Tracked
 from gpu_orchestrator.apps.manager.dispatch.timer import Delayed
 from gpu_orchestrator.apps.manager.fleet import rows
 from gpu_orchestrator.apps.manager.fleet.models import copies_of
-from gpu_orchestrator.apps.manager.fleet.nodes import WorkerState, node_of, request_of, spec_and_shape
+from gpu_orchestrator.apps.manager.fleet.nodes import (
+    WorkerState,
+    gang_terms,
+    node_of,
+    request_of,
+    spec_and_shape,
+)
 from gpu_orchestrator.apps.manager.fleet.past_attempts import deaths_of, hints
 from gpu_orchestrator.apps.manager.tasks.service_times import Kind
 from gpu_orchestrator.core.request import Request
@@ -47,8 +53,8 @@ class Intake:
         """Take in new tasks that the store has not seen yet."""
         now = self.deps.now()
         for each in new:
-            if each.not_before_ms or each.needs:
-                continue  # the store tells when it may begin
+            if each.not_before_ms or each.needs or each.gang:
+                continue  # the store tells when it may begin, and of a gang once it has all of it
             spec, shape = spec_and_shape(each.spec, self.deps.models.memory_mib)
             self._update_limit(spec.tenant)
             self.tasks[each.id] = TrackedTask(spec, 0, now)
@@ -71,11 +77,13 @@ class Intake:
         elif item.deaths:
             self.enqueue(item.id)
         else:
-            asked = Request(item.id, shape, spec.priority, spec.tenant)
+            terms = gang_terms(item.id, spec)
+            asked = Request(item.id, shape, spec.priority, spec.tenant, gang=terms)
             self.pending.append(events.RequestAdded(asked, since_s))
 
     def active(self, each: UnfinishedTask) -> None:
-        """Take in an attempt that was running when this term began."""
+        """Take in an attempt that was running when this term began. A member of a gang holds its devices as
+        any other task: the store says when the gang is to begin again, and that is all of it."""
         spec = task.decode(each.spec)
         self._update_limit(spec.tenant)
         self.tasks[each.id] = TrackedTask(
@@ -90,6 +98,8 @@ class Intake:
         known = self.tasks[name]
         learnt = hints(known.spec, known.deaths, self.workers, self.deps.memory)
         asked = request_of(name, known.spec, learnt, self.deps.models.memory_mib)
+        if known.spec.gang is not None:
+            asked = replace(asked, gang=gang_terms(name, known.spec))
         self.pending.append(events.RequestAdded(asked, since=known.created_s))
 
     def begin_delayed(self) -> None:

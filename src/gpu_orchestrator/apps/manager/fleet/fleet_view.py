@@ -98,6 +98,14 @@ class FleetView:
             self.empty.remove_node(name)
         return bool(gone)
 
+    def hopeful(self) -> Cluster:
+        """Return the cluster as it would be if all workers were there, took tasks, and had nothing to do."""
+        cluster = Cluster()
+        for each in self.workers.values():
+            at_best = replace(each, online=True, cordoned=False, draining=False, cordoned_devices=frozenset())
+            cluster.set_node(node_of(replace(at_best, left=False, readings=(), circuit=""), self.memory, {}))
+        return cluster
+
     def free_mib(self, cluster: Cluster) -> int:
         """Return the memory that can still be reserved on workers that are online."""
         names = (name for name, worker in self.workers.items() if worker.online and name in cluster)

@@ -9,27 +9,31 @@ from functools import lru_cache
 
 import msgspec
 
-from gpu_orchestrator.api import session, task
+from gpu_orchestrator.api import session, task, task_gangs
 from gpu_orchestrator.api.task import TaskSpec
 from gpu_orchestrator.apps.manager.fleet.strategies import SCORE_LABEL, SLOTS
 from gpu_orchestrator.core.device import WHOLE, Device
 from gpu_orchestrator.core.limits import MOST_AMOUNT, MOST_MIB, within
 from gpu_orchestrator.core.node import Node, node
-from gpu_orchestrator.core.request import Expression, Request, Shape, Term
+from gpu_orchestrator.core.request import Expression, GangTerms, Request, Shape, Term
 
 HANDLER_LABEL = "gpu-orchestrator/handler."
 POOL_LABEL, NO_POOL = "gpu-orchestrator/pool", "-"
 """Every worker has this label, so that a task without a pool is kept out of pools. No pool can be called
 `-`."""
+GANGS_LABEL = "gpu-orchestrator/gangs"
+"""Workers that know gangs have it: others would not tell members of each other."""
 VENDORLESS = "unknown"
 
 
 class DeviceGrant(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The devices of an attempt, as stored with the task: enough to account for it after a restart."""
+    """The devices of an attempt, as stored with the task: enough to account for it after a restart. `gang` is
+    what a member of one is told."""
 
     devices: tuple[session.Given, ...] = ()
     memory_mib: int = 0
     exclusive: bool = False
+    gang: task_gangs.Gang | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,8 @@ def node_of(worker: WorkerState, memory: MemoryPolicy, reserved: dict[int, Reser
     readings = {reading.index: reading for reading in worker.readings}
     labels = {**hello.labels, **{HANDLER_LABEL + name: "true" for name in hello.task_types}}
     labels[POOL_LABEL] = hello.pool or NO_POOL
+    if hello.address:
+        labels[GANGS_LABEL] = "true"
     if score := shown_score(worker.score):
         labels[SCORE_LABEL] = score
     return node(
@@ -233,7 +239,15 @@ _short_spec_and_shape = lru_cache(maxsize=16384)(_spec_and_shape)
 
 
 def _labels(spec: TaskSpec) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(spec.worker_labels.items())) if spec.worker_labels else ()
+    asked = tuple(sorted(spec.worker_labels.items())) if spec.worker_labels else ()
+    return ((GANGS_LABEL, "true"), *asked) if spec.gang else asked
+
+
+def gang_terms(name: str, spec: TaskSpec) -> GangTerms | None:
+    """Return the terms of the gang of this task; None if it is in none."""
+    if spec.gang is None:
+        return None
+    return GangTerms(task_gangs.split(name)[0], spec.gang.size, spec.gang.same, spec.gang.near)
 
 
 @lru_cache(maxsize=16384)

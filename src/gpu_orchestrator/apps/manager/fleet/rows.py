@@ -232,6 +232,7 @@ def message_of(
         owner=spec.tenant,
         model=models.message(spec),
         only_load=spec.only_load,
+        gang=grant.gang,
     )
 
 

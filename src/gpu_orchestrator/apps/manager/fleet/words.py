@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from gpu_orchestrator.api.units import show_memory
-from gpu_orchestrator.apps.manager.fleet.nodes import HANDLER_LABEL, NO_POOL, POOL_LABEL
+from gpu_orchestrator.apps.manager.fleet.nodes import GANGS_LABEL, HANDLER_LABEL, NO_POOL, POOL_LABEL
 from gpu_orchestrator.core.answer import Refusal, singular
 
 OPTIONS = {"python": "--function", "http": "--upstream", "command": "--allow-command"}
@@ -26,7 +26,8 @@ _MIB = re.compile(r"(\d+) MiB")
 _SELECTOR = re.compile(
     r"^(?:do|does) not match the selector "
     rf"(?:{re.escape(HANDLER_LABEL)}(?P<handler>.+?)=true(?:,|$))?"
-    rf"(?:{re.escape(POOL_LABEL)}=(?P<pool>[^,]*)(?:,|$))?(?P<labels>.*)$"
+    rf"(?:{re.escape(POOL_LABEL)}=(?P<pool>[^,]*)(?:,|$))?"
+    rf"(?P<gangs>{re.escape(GANGS_LABEL)}=true(?:,|$))?(?P<labels>.*)$"
 )
 _AFFINITY = re.compile(r"^(?:do|does) not match the node affinity$")
 _SLOTS = re.compile(r"^(?:have|has) (?:too little|no) slots$|^lacks \d+ slots \(.*\)$")
@@ -107,5 +108,7 @@ def _misses(selector: re.Match[str], *, one: bool) -> Iterator[str]:
         yield f"{do} not run {name} tasks{how}"
     if pool := selector["pool"]:
         yield f"{be} in a pool, and the task names none" if pool == NO_POOL else f"{be} not in pool {pool}"
+    if selector["gangs"]:
+        yield f"{be} of a version that knows no gangs"
     if labels := selector["labels"]:
         yield f"{do} not have the label{'s' if ',' in labels else ''} {labels}"

@@ -23,6 +23,7 @@ from gpu_orchestrator.apps.manager.http.routes import (
     cluster,
     events,
     files,
+    gangs,
     keys,
     logs,
     models,
@@ -42,6 +43,7 @@ from gpu_orchestrator.apps.manager.schema import PREFIX
 ROUTERS = (
     tasks.router,
     task_changes.router,
+    gangs.router,
     logs.router,
     stream.router,
     results.router,

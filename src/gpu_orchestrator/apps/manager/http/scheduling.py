@@ -179,6 +179,10 @@ async def _task(manager: Manager, wanted: ScheduleRequest, key: Key, correlation
     request = wanted.task
     if given := [name for name in NOT_OF_SCHEDULES if getattr(request, name)]:
         raise errors.Unprocessable(f"task.{given[0]} makes no sense in a schedule; leave it out")
+    if request.gang is not None:
+        raise errors.Unprocessable(
+            "task.gang: a schedule queues single tasks; let its task submit the gang, or submit it from cron"
+        )
     if taken := {template.NAME, template.MOMENT} & set(request.labels):
         raise errors.Unprocessable(
             f"task.labels: {', '.join(sorted(taken))}: the schedule gives its tasks this label; use another"

@@ -3,7 +3,8 @@
 The task routes call it; it hands the new tasks to `tasks/admission.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from os import urandom
 from time import time
@@ -33,7 +34,13 @@ from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.access.limits import UNLIMITED, Allowance
 from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import plain_shape
-from gpu_orchestrator.apps.manager.http import dependencies, result_cache, task_files, task_models
+from gpu_orchestrator.apps.manager.http import (
+    dependencies,
+    result_cache,
+    task_files,
+    task_gangs,
+    task_models,
+)
 from gpu_orchestrator.apps.manager.http.dependencies import LINK_BYTES
 from gpu_orchestrator.apps.manager.http.task_wishes import pool_allowed, pool_of, times_of
 from gpu_orchestrator.apps.manager.manager import Manager
@@ -55,10 +62,28 @@ ROW_BYTES = 1000
 async def accept(
     manager: Manager, requests: Sequence[task_schema.TaskRequest], key: Key, correlation: str
 ) -> list[Accepted]:
-    """Store all of these tasks, or store none and raise the error that says why."""
+    """Store all of these tasks, or store none and raise the error that says why. Return one answer for each
+    request: of a gang that of the first task."""
     await task_models.refresh(manager, requests)
+    if any(each.gang for each in requests):
+        return await _accept_gangs(manager, task_gangs.members(requests), key, correlation)
     specs = [_spec(manager, each, key, number) for number, each in enumerate(requests)]
     return await _store(manager, requests, specs, key, correlation)
+
+
+async def _accept_gangs(
+    manager: Manager, members: Sequence[task_gangs.Member], key: Key, correlation: str
+) -> list[Accepted]:
+    """Store tasks of which some are members of gangs."""
+    specs = [
+        structs.replace(_spec(manager, each.request, key, each.number), gang=each.gang) for each in members
+    ]
+    requests = [each.request for each in members]
+    taken = await _store(manager, requests, specs, key, correlation, members)
+    first: dict[int, Accepted] = {}
+    for member, answer in zip(members, taken, strict=True):
+        first.setdefault(member.number, answer)
+    return [first[number] for number in sorted(first)]
 
 
 async def accept_load(
@@ -79,21 +104,30 @@ async def _store(
     specs: Sequence[TaskSpec],
     key: Key,
     correlation: str,
+    members: Sequence[task_gangs.Member] = (),
 ) -> list[Accepted]:
-    """Store tasks whose specs are made; see `accept`. Those that the result cache answers are not stored."""
-    if len(specs) == 1:
-        await _check(manager, 0, specs[0], plain_shape(specs[0], manager.models.memory_mib))
-    else:
-        await _check_all(manager, specs)
+    """Store tasks whose specs are made; see `accept`. Those that the result cache answers are not stored.
+    `members` are these tasks if some are of gangs."""
+    with _by_request(members):
+        if len(specs) == 1:
+            await _check(manager, 0, specs[0], plain_shape(specs[0], manager.models.memory_mib))
+        else:
+            await _check_all(manager, specs)
+    if members:
+        await task_gangs.check(manager, members, specs, key)
     now_s = time()
     new = [
         _new(manager, each, spec, _Sender(key, correlation, now_s))
         for each, spec in zip(requests, specs, strict=True)
     ]
-    if len(new) > 1:  # the store checks a single task when it submits it
-        await _check_idempotency_keys(manager, requests, new)
-    await dependencies.check(manager, requests, key.owner)
-    await task_files.check(manager, requests, key.owner)
+    if members:
+        pairs = zip(members, new, strict=True)
+        new = [structs.replace(one, id=of.id, gang=of.gang.size) if of.gang else one for of, one in pairs]
+    with _by_request(members):
+        if len(new) > 1:  # the store checks a single task when it submits it
+            await _check_idempotency_keys(manager, requests, new)
+        await dependencies.check(manager, requests, key.owner)
+        await task_files.check(manager, requests, key.owner)
     hits = await result_cache.lookup(manager, specs, key.owner)
     fresh, rest = result_cache.without(hits, new), result_cache.without(hits, requests)
     answers = await _submit(manager, fresh, key, manager.quotas.of_key(key)) if fresh else ()
@@ -101,6 +135,17 @@ async def _store(
     if len(taken) < len(answers):
         raise _refusal(manager, rest, answers, key)
     return result_cache.merged(hits, taken, len(requests))
+
+
+@contextmanager
+def _by_request(members: Sequence[task_gangs.Member]) -> Iterator[None]:
+    """Let errors name the task of the request in place of the member that it made."""
+    try:
+        yield
+    except errors.ApiError as error:
+        if members and "task" in error.details:
+            error.details["task"] = members[error.details["task"]].number
+        raise
 
 
 async def checked(manager: Manager, request: task_schema.TaskRequest, key: Key, correlation: str) -> NewTask:
@@ -124,8 +169,22 @@ async def put(manager: Manager, new: NewTask, key: Key) -> Accepted:
 
 
 def accepted(
-    manager: Manager, taken: Sequence[Accepted], load_s: float = 0.0
+    manager: Manager,
+    taken: Sequence[Accepted],
+    load_s: float = 0.0,
+    requests: Sequence[task_schema.TaskRequest] = (),
 ) -> list[task_schema.TaskAccepted]:
+    """Return the answers to these requests."""
+    answers = _accepted(manager, taken, load_s)
+    if not any(each.gang for each in requests):
+        return answers
+    return [
+        task_gangs.with_members(answer, each.gang.size) if each.gang else answer
+        for answer, each in zip(answers, requests, strict=True)
+    ]
+
+
+def _accepted(manager: Manager, taken: Sequence[Accepted], load_s: float) -> list[task_schema.TaskAccepted]:
     wait_s = round(manager.overview.wait_s(manager.metrics.average_s) + load_s, 1)
     return [
         task_schema.TaskAccepted(
@@ -183,7 +242,9 @@ async def _submit(manager: Manager, new: Sequence[NewTask], key: Key, may: Allow
     _check_room(manager, sum(sizes), key)
     answers: Sequence[Submitted] = ()
     try:
-        answers = await manager.admission.put(new, _unit(key, may, manager.settings))
+        unit = _unit(key, may, manager.settings)
+        put = manager.admission.put_together if any(each.gang for each in new) else manager.admission.put
+        answers = await put(new, unit)
     finally:
         pairs = zip(sizes, answers, strict=False)
         taken = sum(size for size, each in pairs if isinstance(each, Accepted) and each.fresh)
@@ -232,6 +293,11 @@ def no_room(
 ) -> errors.TooManyRequests | errors.QueueFull:
     """Count the refusal and return the error for a request of `count` tasks without room."""
     may = manager.quotas.of_key(key)
+    if refused.limit is Limit.OLDER_LEADER:
+        raise errors.Unavailable(
+            "the server that leads is of a version without gangs; retry when all servers are upgraded",
+            MAX_RETRY_AFTER_S,
+        )
     is_budget, is_own = refused.limit is Limit.DAY_BUDGET, refused.limit is Limit.OWNER_QUEUE
     manager.metrics.refused(key.owner, "budget" if is_budget else "queue")
     if is_budget:

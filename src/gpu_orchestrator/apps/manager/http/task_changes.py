@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gpu_orchestrator.adapters.store.records import Limit, NoRoom
 from gpu_orchestrator.adapters.store.tasks import CancelResult
-from gpu_orchestrator.api import task
+from gpu_orchestrator.api import task, task_gangs
 from gpu_orchestrator.apps.manager import errors, task_schema
 from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.http import submission
@@ -62,7 +62,19 @@ async def cancel(manager: Manager, names: Sequence[str], key: Key) -> list[task_
     for part in _parts(names):
         answers = await manager.store.tasks.cancel(part, owner=key.sees)
         done += [cancelled(manager, name, before) for name, before in zip(part, answers, strict=True)]
-    return done
+    return _by_gang(done, "cancelled")
+
+
+def _by_gang(outcomes: list[task_schema.TaskOutcome], to: str) -> list[task_schema.TaskOutcome]:
+    """Return the outcomes with those of members right whose gang was changed with another one, named
+    before."""
+    gangs = {task_gangs.split(each.task_id)[0] for each in outcomes if not each.error}
+    return [
+        _outcome(each.task_id, to)
+        if each.error and each.status == to and task_gangs.split(each.task_id)[0] in gangs
+        else each
+        for each in outcomes
+    ]
 
 
 async def retry(manager: Manager, names: Sequence[str], key: Key) -> list[task_schema.TaskOutcome]:
@@ -80,13 +92,15 @@ async def retry(manager: Manager, names: Sequence[str], key: Key) -> list[task_s
                 done.append(_outcome(name, "queued"))
             else:
                 done.append(_outcome(name, answer.state, not_retryable(name, answer.state)))
-    return done
+    return _by_gang(done, "queued")
 
 
 def cancelled(manager: Manager, name: str, before: CancelResult) -> task_schema.TaskOutcome:
     """Return the outcome of one cancellation; tell those who wait for the task, or its worker."""
     if not before.state:
         return _outcome(name, "", f"there is no task {name}")
+    for other in before.others:
+        manager.waiters.ended(other)
     if before.state in task.FINAL:
         return _outcome(name, before.state, f"task {name} is {before.state} already")
     if before.state in task.WAITING:

@@ -59,6 +59,14 @@ class Admission:
             self._refusals[unit.owner] = (self._now() + REPEAT_REFUSAL_S, len(tasks), submission.refused)
         return answered
 
+    async def put_together(self, tasks: Sequence[NewTask], unit: Unit) -> Sequence[Submitted]:
+        """Submit all tasks in one step of the store, alone: a part of a gang must never be there without the
+        rest."""
+        counts = [0] * len(unit.tasks)
+        for task in tasks:
+            counts[task.level] += 1
+        return await self._submit(tasks, [replace(unit, tasks=tuple(counts))], [1] * len(tasks))
+
     def _recent_refusal(self, unit: Unit, tasks: Sequence[NewTask]) -> NoRoom | None:
         until, count, refused = self._refusals.get(unit.owner, (0.0, 0, None))
         if refused is None or not unit.most_queued:

@@ -205,8 +205,10 @@ class Outcomes:
     def _acknowledge(self, reports: list[_Report], results: Sequence[FinishResult]) -> None:
         """Answer the callers that wait for a task first; everything else can wait."""
         for each, result in zip(reports, results, strict=True):
-            if result.counted and result.state != "queued":
+            if result.counted and result.state in task.FINAL:
                 self._waiters.ended(each.outcome.id, row_of(result.row))
+                for other in result.others:
+                    self._waiters.ended(other)
         asyncio.get_running_loop().call_soon(self._afterwards, reports, results)
 
     def _afterwards(self, reports: list[_Report], results: Sequence[FinishResult]) -> None:
@@ -226,7 +228,10 @@ class Outcomes:
 
     def _count(self, report: _Report, result: FinishResult) -> None:
         if result.counted:
-            self._metrics.ended(result.state, report.seconds)
+            if result.state != "running":  # it is done, and its gang is not
+                self._metrics.ended(result.state, report.seconds)
+            for _ in result.others:
+                self._metrics.ended(result.state, report.seconds)
             return
         self._metrics.late.inc()
         late = report.outcome

@@ -6,6 +6,9 @@ requests are served in between.
 """
 
 import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
 from time import monotonic
 
 from gpu_orchestrator.adapters.store.store import Store
@@ -19,11 +22,13 @@ from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy, WorkerState
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import why_not
+from gpu_orchestrator.core.gang import Gang, GangRefusal, PolicyOf, decide_gang
 from gpu_orchestrator.core.policy import Policy
-from gpu_orchestrator.core.request import Shape
+from gpu_orchestrator.core.request import GangTerms, Request, Shape
 
 FRESH_S = 1.0
 NEVER = float("-inf")
+MOST_GANGS = 1000
 SHARE_FOR_NEW = 0.9
 """New tasks may fill this part of the store; the rest is for results of those that were accepted."""
 
@@ -39,6 +44,8 @@ class Overview:
         self._stamps: dict[str, Stamp] = {}
         self._fleet, self._held = FleetView(memory), HeldCluster(memory)
         self._misfits: dict[Shape, Refusal | None] = {}
+        self._gang_misfits: dict[object, GangRefusal | None] = {}
+        self._hopeful: Cluster | None = None
         self.model_types: frozenset[str] = frozenset()
         """The task types of the workers that load models."""
         self._task_types: set[str] = set()
@@ -69,7 +76,7 @@ class Overview:
         self._room, self._accepted_bytes = Room(max(room.used - logs, 0), room.most), 0
         self._stamps = await self._store.workers.stamps(self.counts.workers)
         if await self._read_workers(self._stamps):
-            self._misfits = {}
+            self._misfits, self._gang_misfits, self._hopeful = {}, {}, None
             workers = self.workers.values()
             self.model_types = frozenset(name for each in workers for name in each.hello.model_types)
             self._task_types = {name for each in workers for name in each.hello.task_types}
@@ -102,6 +109,17 @@ class Overview:
             return None
         await self.refresh(at_most_old_s=0.0)  # a worker may have joined just now
         return self._lookup(shape, policy)
+
+    async def gang_never_fits(
+        self, terms: GangTerms, members: Sequence[Request], policy_of: PolicyOf
+    ) -> GangRefusal | None:
+        """Return why these members could never start together; None if they could if all workers were there
+        and nothing ran, or if no worker has registered yet."""
+        await self.refresh()
+        if self._gang_lookup(terms, members, policy_of) is None:
+            return None
+        await self.refresh(at_most_old_s=0.0)  # a worker may have joined just now
+        return self._gang_lookup(terms, members, policy_of)
 
     def reserve_memory(self, size: int) -> Room | None:
         """Reserve memory of the store for a request of `size` bytes. If too little is left, return the room
@@ -155,6 +173,22 @@ class Overview:
     def free_mib(self, cluster: Cluster) -> int:
         """Return the memory of this cluster that can still be reserved."""
         return self._fleet.free_mib(cluster)
+
+    def _gang_lookup(
+        self, terms: GangTerms, members: Sequence[Request], policy_of: PolicyOf
+    ) -> GangRefusal | None:
+        if not self.workers:
+            return None
+        asked = terms.domain, frozenset(Counter(each.shape for each in members).items())
+        if asked not in self._gang_misfits:
+            if len(self._gang_misfits) > MOST_GANGS:
+                self._gang_misfits.clear()
+            if self._hopeful is None:
+                self._hopeful = self._fleet.hopeful()
+            gang = Gang(terms, tuple(members), terms.least)
+            answer = decide_gang(gang, self._hopeful, policy_of, Random(0))  # noqa: S311 - settles ties
+            self._gang_misfits[asked] = answer if isinstance(answer, GangRefusal) else None
+        return self._gang_misfits[asked]
 
     def _lookup(self, shape: Shape, policy: Policy) -> Refusal | None:
         if not self.workers:

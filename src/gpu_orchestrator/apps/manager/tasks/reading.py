@@ -8,6 +8,7 @@ from time import monotonic
 from gpu_orchestrator.adapters.store.store import Store
 from gpu_orchestrator.adapters.store.tasks import Row
 from gpu_orchestrator.api import task
+from gpu_orchestrator.api.task_gangs import member_id, split
 from gpu_orchestrator.api.units import show_seconds
 from gpu_orchestrator.apps.manager import task_schema, views
 from gpu_orchestrator.apps.manager.errors import Conflict, NotFound
@@ -38,9 +39,13 @@ class TaskReader:
         """Return the id of the one task of this owner, or of any if none is given, that begins like this."""
         if len(start) >= ID_LENGTH or (await self.store.tasks.fetch([start]))[0]:
             return start
+        if (await self.store.tasks.fetch([first := member_id(start, 0)]))[0]:
+            return first  # a gang stands for its first member: what becomes of one becomes of all
         found: list[str] = []
         if len(start) >= SHORTEST_START and _START.fullmatch(start):
             found = await self.store.tasks.find(start, owner=owner, most=MOST_CANDIDATES + 1)
+        if len({split(each)[0] for each in found}) == 1:
+            return min(found, key=lambda each: split(each)[1])
         if len(found) > 1:
             shown = sorted(found)[:MOST_CANDIDATES]
             more = " and more" if len(found) > MOST_CANDIDATES else ""

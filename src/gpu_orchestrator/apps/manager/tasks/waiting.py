@@ -5,7 +5,7 @@ that all ask for something else do not make lists slow. A task beyond that keeps
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from gpu_orchestrator.adapters.store.tasks import Row, Tasks
@@ -65,7 +65,8 @@ class Waiting:
             return {}
         positions = await self._stored.positions(list(queued))
         judged, requests = await self._judge(queued)
-        return {name: self._wait(requests[name], judged, positions.get(name)) for name in queued}
+        waits = {name: self._wait(requests[name], judged, positions.get(name)) for name in queued}
+        return {name: _of_gang(queued[name], wait) for name, wait in waits.items()}
 
     async def _judge(self, queued: Mapping[str, Row]) -> tuple[Judged, dict[str, Request]]:
         if monotonic() - self._judged.since > FRESH_S:
@@ -107,3 +108,10 @@ class Waiting:
         if refusal is None:
             return Wait(self._model_reason(request.shape.model, judged.models), position)
         return Wait(words.why_it_waits(refusal), position, words.needs_another_worker(refusal))
+
+
+def _of_gang(row: Row, wait: Wait) -> Wait:
+    """Say of a member of a gang for which alone there is room that it waits for the others."""
+    if "gang" not in row or wait.reason:
+        return wait
+    return replace(wait, reason=f"waits until all {row['gang']} members of its gang fit at the same time")

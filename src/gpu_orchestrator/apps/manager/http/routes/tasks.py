@@ -16,7 +16,7 @@ from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.fleet import model_words, words
 from gpu_orchestrator.apps.manager.fleet.nodes import request_of
 from gpu_orchestrator.apps.manager.fleet.past_attempts import deaths_of, hints
-from gpu_orchestrator.apps.manager.http import task_models
+from gpu_orchestrator.apps.manager.http import gang_waits, task_models
 from gpu_orchestrator.apps.manager.http.acknowledgement import settle
 from gpu_orchestrator.apps.manager.http.gate import Endpoint
 from gpu_orchestrator.apps.manager.http.openapi import described
@@ -65,11 +65,13 @@ async def submit(request: Request) -> Response:
     wanted = await read(request, task_schema.TaskRequest)
     if key := header(request.scope, IDEMPOTENCY_KEY):
         wanted = with_idempotency_key(wanted, key)
+    if wanted.gang is not None and (more := (wanted.gang.size - 1) // TASKS_PER_REQUEST):
+        manager.rate_limiter.take(state["key"], "POST", request.scope["path"], cost=more)
     (taken,) = await accept(manager, [wanted], state["key"], state["correlation"])
     state["object"] = taken.id
     if not seconds:
         load_s = task_models.load_s(manager, wanted)
-        return json_response(accepted(manager, [taken], load_s)[0], 202)
+        return json_response(accepted(manager, [taken], load_s, [wanted])[0], 202)
     await settle(manager, request.scope)
     return await _shown(manager, taken.id, await manager.tasks.wait(taken.id, seconds))
 
@@ -85,11 +87,14 @@ async def submit_batch(request: Request) -> Response:
             each if each.idempotency_key else with_idempotency_key(each, key, number)
             for number, each in enumerate(tasks)
         ]
-    if more := (len(batch.tasks) - 1) // TASKS_PER_REQUEST:
+    count = sum(each.gang.size if each.gang else 1 for each in batch.tasks)
+    if more := (count - 1) // TASKS_PER_REQUEST:
         manager.rate_limiter.take(request.state.key, "POST", request.scope["path"], cost=more)
     taken = await accept(manager, tasks, request.state.key, request.state.correlation)
     request.state.object = f"{taken[0].id} and {len(taken) - 1} more"
-    return json_response(task_schema.BatchAccepted(tasks=accepted(manager, taken), total=len(taken)), 202)
+    return json_response(
+        task_schema.BatchAccepted(tasks=accepted(manager, taken, 0.0, tasks), total=len(taken)), 202
+    )
 
 
 FAST_PATH: dict[str, Endpoint] = {"/tasks": submit, "/tasks/batch": submit_batch}
@@ -201,7 +206,12 @@ async def explain_task(request: Request, task_id: str) -> Response:
     policy = manager.registry.policy_of(wanted)
     waits = row["state"] == "queued"
     held_back = await manager.held_back(row.get("tenant", "")) if waits else ""
-    answer = held_back or decide(wanted, cluster, policy, manager.chance) if waits else None
+    gang_reason = ""
+    answer: Placement | Refusal | str | None = held_back if waits else None
+    if waits and not held_back and spec.gang:
+        answer, gang_reason = await gang_waits.explained(manager, task_id, spec, cluster)
+    elif waits and not held_back:
+        answer = decide(wanted, cluster, policy, manager.chance)
     goes_to = answer.node if isinstance(answer, Placement) else None
     refused = words.why_it_waits(answer) if isinstance(answer, Refusal) else held_back
     if goes_to and spec.model:
@@ -209,7 +219,7 @@ async def explain_task(request: Request, task_id: str) -> Response:
     explanation = task_schema.Explanation(
         task_id=task_id,
         status=row["state"],
-        reason=refused or await _waits_for(manager, row) or row.get("reason", ""),
+        reason=gang_reason or refused or await _waits_for(manager, row) or row.get("reason", ""),
         policy=policy.strategy.name,
         would_go_to=goes_to,
         reasons=explain.score_reasons(wanted.shape, cluster, policy, goes_to) if goes_to else [],
