@@ -199,6 +199,9 @@ def test_share_is_held_from_the_claim_to_the_container(site: Site, figure: Calla
     assert told[mps.MEMORY] == "0=1024M"
     assert told[mps.PERCENT] == "25"
     assert "control" in lines
+    mounts = mount_options(site, "client")
+    assert mounts, "the folder is mounted"
+    assert all("ro" in options for options in mounts), "no link of a tenant can lead a daemon astray"
     assert "set_default_device_pinned_mem_limit 0 1024M" in lines
     conditions = stage.claim("quarter")["status"].get("conditions", [])
     assert [each["status"] for each in conditions if each["type"] == "ShareEnforced"] == ["True"]
@@ -218,6 +221,13 @@ def test_share_is_held_from_the_claim_to_the_container(site: Site, figure: Calla
     assert not is_alive(second)
     until(lambda: site.folders() == [], "and the report says so")
     assert tracebacks(site.log()) == []
+
+
+def mount_options(site: Site, name: str) -> list[list[str]]:
+    """Return how the kernel has mounted the folder of pipes in the containers of a pod."""
+    pids = processes(site.stage.pod(name)["metadata"]["uid"])
+    lines = [line.split() for pid in pids for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
+    return [line[5].split(",") for line in lines if line[4] == sharing.ROOT]
 
 
 def printed(site: Site, name: str) -> str:
