@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import settings
@@ -161,14 +162,15 @@ def new_cluster(toolbox: Toolbox) -> Iterator[NewCluster]:
 
 @pytest.fixture(scope="module")
 def real_node(request: pytest.FixtureRequest) -> Iterator[RealNode]:
-    """A node of the shared cluster that runs containers on this machine, for the tests of one file.
+    """A node of the shared cluster that runs containers on this machine, for the tests of one file. What
+    names it when the file is through, such as leases of devices, is of no use to the next: it has another.
 
     Where the machine forbids it, its tests are skipped with the reason; in CI they fail instead."""
     if reason := machine.obstacle():
         refuse = pytest.fail if os.environ.get("CI") else pytest.skip
         refuse(f"no real node can run on this machine: {reason}")
     cluster: Cluster = request.getfixturevalue("cluster")  # not before: a skipped test needs none
-    with cluster.real_node() as node:
+    with cluster.real_node(f"real-{uuid4().hex[:6]}") as node:
         yield node
 
 

@@ -10,6 +10,7 @@ from controlplane.api import ApiError
 from controlplane.cluster import Cluster
 from controlplane.realnode.node import RealNode
 from gpu_orchestrator.adapters.gpus import simulated
+from gpu_orchestrator.api import names
 from tests.support.agent_fleet import REPORTS, AgentProcess
 from tests.support.real_pods import python_spec
 from tests.support.scale import Scale
@@ -122,7 +123,8 @@ def test_device_stays_with_the_process_of_a_pod_that_was_deleted_by_force(
     assert agent_stage.wait_bound("next") == {"next": f"{real_node.name}:0,1"}
     assert agent.metric("gpu_agent_mismatch_total") == 0
     agent_stage.delete("next")
-    until(lambda: not agent_stage.leases(), "its devices are free")
+    first, second = (names.device_lease(real_node.name, at) for at in range(2))
+    until(lambda: not {first, second} & agent_stage.leases().keys(), "its devices are free")
 
 
 def test_process_on_a_device_that_its_pod_was_not_given(
