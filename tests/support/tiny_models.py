@@ -4,8 +4,12 @@
     .venv/models/bin/python -m tests.support.tiny_models text FOLDER
 """
 
+import hashlib
+import shutil
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,22 +32,35 @@ SIDE = 16
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a Llama of two layers, with a tokenizer of a few words."""
-    return _made("text", tmp_path_factory.mktemp("weights"))
+    return _kept("text", tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="session")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a Stable Diffusion that makes images of 16 x 16."""
-    return _made("image", tmp_path_factory.mktemp("pipeline"))
+    return _kept("image", tmp_path_factory.mktemp("pipeline"))
 
 
-def _made(kind: str, folder: Path) -> Path:
+def _kept(kind: str, made: Path) -> Path:
+    """Make the weights once for this environment and this module: it takes ten seconds of CPU. Of two tests
+    that do so at a time, the first to end keeps its own."""
     if not PYTHON.exists():
         pytest.fail(f"{PYTHON} is missing; run: make .venv/models/ready")
+    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    kept = PYTHON.parents[1] / f"tiny-{kind}-{version}"
+    if not kept.exists():
+        _make(kind, made)
+        beside = Path(tempfile.mkdtemp(dir=kept.parent)) / kind
+        shutil.copytree(made, beside)
+        with suppress(OSError):
+            beside.rename(kept)
+    return kept
+
+
+def _make(kind: str, folder: Path) -> None:
     command = [str(PYTHON), "-m", "tests.support.tiny_models", kind, str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return folder
 
 
 def make_tokenizer(folder: Path, kind: str = "PreTrainedTokenizerFast", **more: Any) -> int:

@@ -45,7 +45,9 @@ async def asker(peer: Peer, new_worker: NewWorker) -> Asker:
     return Asker(peer)
 
 
-async def test_text_is_the_same_at_once_in_pieces_and_in_a_batch(asker: Asker, weights: Path) -> None:
+async def test_text_is_the_same_at_once_in_pieces_and_in_a_batch_and_ends_when_cancelled(
+    asker: Asker, weights: Path
+) -> None:
     prompt = "hello the quick brown"
     whole = await asker.answer("t1", weights, prompt=prompt, max_tokens=12)
     assert whole["prompt_tokens"] == 4
@@ -61,6 +63,16 @@ async def test_text_is_the_same_at_once_in_pieces_and_in_a_batch(asker: Asker, w
     assert chat["completion_tokens"] >= 1
     assert asker.peer.log("t1").startswith("loading model tiny\n")
     assert "loading" not in asker.peer.log("t2")
+    await asker.ask("t5", weights, "text_generation", prompt="hello", max_tokens=LONGEST - 8, stream=True)
+    await asker.peer.receive(session.Started, "t5")
+    await asker.peer.send(session.Cancel("t5", 1, grace_s=30.0))
+    async with asyncio.timeout(PATIENCE_S):
+        kinds = session.Done | session.Cancelled
+        await asker.peer.until(
+            lambda: next((m for m in asker.peer.received if isinstance(m, kinds) and m.task == "t5"), None)
+        )
+    await asker.answer("t6", weights, prompt="hello", max_tokens=1)
+    assert "loading" not in asker.peer.log("t6")
 
 
 async def test_vectors_of_texts_do_not_depend_on_their_batch(asker: Asker, weights: Path) -> None:
@@ -84,17 +96,3 @@ async def test_what_cannot_be_is_said_clearly(asker: Asker, weights: Path, tmp_p
     for number, (path, parameters, says) in enumerate(cases):
         error = await asker.answer(f"t{number}", path, **parameters)
         assert says in error.message, error
-
-
-async def test_cancelled_task_stops_and_leaves_the_model_loaded(asker: Asker, weights: Path) -> None:
-    await asker.answer("t0", weights, prompt="hello", max_tokens=1)
-    await asker.ask("t1", weights, "text_generation", prompt="hello", max_tokens=LONGEST - 8, stream=True)
-    await asker.peer.receive(session.Started, "t1")
-    await asker.peer.send(session.Cancel("t1", 1, grace_s=30.0))
-    async with asyncio.timeout(PATIENCE_S):
-        kinds = session.Done | session.Cancelled
-        await asker.peer.until(
-            lambda: next((m for m in asker.peer.received if isinstance(m, kinds) and m.task == "t1"), None)
-        )
-    await asker.answer("t2", weights, prompt="hello", max_tokens=1)
-    assert "loading" not in asker.peer.log("t2")
