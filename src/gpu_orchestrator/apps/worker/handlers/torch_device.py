@@ -6,6 +6,8 @@ The libraries are imported when a model is loaded, by name: this package does no
 
 import importlib
 import inspect
+import json
+from pathlib import Path
 from typing import Any
 
 from gpu_orchestrator.apps.worker.task import LoadFailed, Model
@@ -31,13 +33,35 @@ def load(model: Model, kind: str) -> tuple[Any, Any]:
 def load_pipeline(model: Model) -> Any:
     """Return the pipeline of diffusers whose folder the registry names, on the device. The class is the one
     that `model_index.json` there names, if diffusers has it."""
-    diffusers, options = importlib.import_module("diffusers"), _options(model)
+    options = _options(model)
+    _check_no_code(model)
+    diffusers = importlib.import_module("diffusers")
     spread = {"device_map": "balanced"} if _map() else {}
     dtype = _dtype(model)
     known = {} if dtype == "auto" else {"torch_dtype": dtype}
     held = diffusers.DiffusionPipeline.from_pretrained(model.path, **options, **known, **spread)
     held.set_progress_bar_config(disable=True)
     return held if spread else held.to(device())
+
+
+def _check_no_code(model: Model) -> None:
+    """Refuse a pipeline whose class, or that of a part, is in a module beside the weights. Some versions of
+    diffusers would import it from a local folder, whatever they are told."""
+    folder = Path(model.path)
+    try:
+        index = json.loads((folder / "model_index.json").read_text())
+        named = {part: each[0] for part, each in index.items() if isinstance(each, list) and each}
+    except (OSError, ValueError, AttributeError) as error:
+        raise LoadFailed(
+            f"model {model.name!r}: {folder} has no model_index.json to read: {error}"
+        ) from error
+    for part, module in named.items():
+        places = (folder / part / f"{module}.py", folder / f"{module}.py")
+        if part == "_class_name" or any(each.exists() for each in places):
+            raise LoadFailed(
+                f"model {model.name!r}: {part} names the module {module!r} beside the weights, "
+                "which is not run"
+            )
 
 
 def arguments_of(pipeline: Any) -> frozenset[str]:
