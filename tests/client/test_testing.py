@@ -104,31 +104,33 @@ def test_word_of_another_library_is_answered_with_ours(name: str) -> None:
         _ = train.epochs  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("called", functions.PROGRAM)
 @pytest.mark.parametrize(
     ("program", "module", "name"),
     [
         pytest.param("/home/ann/my_tasks.py", "", "my_tasks.train", id="a file"),
         pytest.param("/home/ann/mine/tasks.py", "mine.tasks", "mine.tasks.train", id="python -m"),
         pytest.param(
-            "/home/ann/mine/__main__.py", "mine.__main__", "mine.train", id="python -m of a package"
+            "/home/ann/mine/__main__.py", "mine.__main__", "mine.__main__.train", id="python -m of a package"
         ),
         pytest.param("/home/ann/my-tasks.py", "", "__main__.train", id="no name of a module"),
         pytest.param("", "", "__main__.train", id="a notebook"),
     ],
 )
 def test_task_of_the_program_has_the_name_that_workers_know(
-    program: str, module: str, name: str, monkeypatch: pytest.MonkeyPatch
+    program: str, module: str, name: str, called: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    main = ModuleType("__main__")
+    main = ModuleType(called)
     if program:
         main.__file__ = program
     main.__spec__ = ModuleSpec(module, None) if module else None
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    names: dict[str, Any] = {"__name__": "__main__"}
+    monkeypatch.setitem(sys.modules, called, main)
+    names: dict[str, Any] = {"__name__": called}
     exec("def train(epochs: int) -> int: return epochs", names)
     made = task(names["train"])
-    assert made.name == name
-    if name.startswith("__main__"):
+    has_name = not name.startswith("__main__")
+    assert made.name == (name if has_name else f"{called}.train")
+    if not has_name:
         with pytest.raises(BadArguments, match="which no worker can import; move it to a module"):
             made.call(1)
     else:

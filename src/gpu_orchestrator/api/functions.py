@@ -54,7 +54,7 @@ class Definition:
     ) -> msgspec.Raw:
         """Return the arguments as the parameters of a task; raise `Unfit`. With a `hook` for what stands for
         other values, the caller checks them, if nothing does."""
-        if self.name.startswith("__main__."):
+        if self.name.startswith(("__main__.", "__mp_main__.")):
             raise Unfit(
                 f"{self.qualname} is defined in the program that was started, which no worker can import; "
                 "move it to a module, or give the task a name: @task(name=...)"

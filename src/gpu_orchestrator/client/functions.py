@@ -191,14 +191,18 @@ def _made(
     return made
 
 
+PROGRAM = ("__main__", "__mp_main__")
+"""What Python calls the program, and what it calls it in the processes of multiprocessing."""
+
+
 def _name_in_program(function: Callable[..., Any]) -> str:
     """Return the name by which a worker knows a function of the program that was started: it imports the file
     as a module. Empty for functions of modules, and where there is no file, as in a notebook."""
-    if function.__module__ != "__main__" or "<" in function.__qualname__:
+    if function.__module__ not in PROGRAM or "<" in function.__qualname__:
         return ""
-    program = sys.modules["__main__"]
+    program = sys.modules[function.__module__]
     spec = getattr(program, "__spec__", None)  # of `python -m`
-    module = spec.name.removesuffix(".__main__") if spec else Path(getattr(program, "__file__", "")).stem
+    module = spec.name if spec else Path(getattr(program, "__file__", "")).stem
     return f"{module}.{function.__qualname__}" if module.isidentifier() or spec else ""
 
 
