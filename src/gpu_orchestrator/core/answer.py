@@ -47,7 +47,7 @@ class Refusal:
     means that no node of this cluster could take the request even if it were empty, ready and healthy.
     `error` is set if nothing was decided, because the policy raised or is unknown. `gang` is set for a member
     of a gang: how far the whole of it came. `quota` is set if the request's queue has no room, or room for
-    some models only."""
+    some models only. `kept` says what places that are kept have to do with it: its own, or another's."""
 
     nodes: int
     reasons: tuple[tuple[str, int], ...] = ()
@@ -56,9 +56,14 @@ class Refusal:
     error: str = ""
     gang: str = ""
     quota: str = ""
+    kept: str = ""
 
     @property
     def message(self) -> str:
+        return f"{self._why}; {self.kept}" if self.kept else self._why
+
+    @property
+    def _why(self) -> str:
         if self.gang:
             said = f"{self.gang}; for the next one {self._of_nodes}" if self.reasons else self.gang
         elif self.quota and not (self.reasons or self.error):

@@ -177,7 +177,7 @@ class Request:
     """`key` identifies the request for good (a pod's UID, a task's id). Strategy and allocator are names;
     empty means the default. `neighbour` is what other pods' rules see of it. A member of a gang has its
     terms; all members should have the same. `queue` is the one whose quota it counts against; empty means
-    none."""
+    none. `run_s` is how long it runs at most; 0 if that is not declared."""
 
     key: str
     shape: Shape
@@ -188,6 +188,7 @@ class Request:
     neighbour: "Neighbour | None" = field(default=None, hash=False)
     gang: GangTerms | None = None
     queue: str = ""
+    run_s: float = 0.0
 
 
 def request(
@@ -206,6 +207,7 @@ def request(
     neighbour: "Neighbour | None" = None,
     gang: GangTerms | None = None,
     queue: str = "",
+    run_s: float = 0.0,
     **shape: Any,
 ) -> Request:
     """Build a request. A `share` (or `shared=True` with memory alone) makes it Shared, otherwise it is
@@ -220,7 +222,7 @@ def request(
         labels=tuple(sorted((labels or {}).items())),
         **shape,
     )
-    return Request(key, asked, priority, tenant, strategy, allocator, neighbour, gang, queue)
+    return Request(key, asked, priority, tenant, strategy, allocator, neighbour, gang, queue, run_s)
 
 
 def pairs(amounts: Mapping[str, int] | Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:

@@ -1,7 +1,7 @@
 """Where a request that does not fit now can start soonest, by what is known of the ends of others.
 
-A holder without a declared end is taken to stay. The place found is kept for the request, and others may use
-it in between only if they end before.
+A holder without an end is taken to stay. The place found is kept for the request, and others may use it in
+between only if they end before.
 """
 
 from bisect import bisect_left
@@ -12,6 +12,8 @@ from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.gang import Gang, GangRefusal, PolicyOf, decide_gang
 from gpu_orchestrator.core.policy import Rng
+
+MOST_MOMENTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +32,16 @@ def soonest(
     ends: Mapping[str, float],
     policy_of: PolicyOf,
     rng: Rng,
+    most_moments: int = MOST_MOMENTS,
 ) -> Reservation | None:
     """Return the earliest moment at which the gang fits, and where; None if the known ends do not suffice.
     A single request is a gang of one. Changes nothing.
 
-    The more have ended, the more fits, so the moment is found by halving.
+    The more have ended, the more fits, so the moment is found by halving. Of more than `most_moments` moments
+    some are left out, evenly but for the last: the answer may then be later than the earliest.
     """
     ending = sorted((each for each in held if each.key in ends), key=lambda each: ends[each.key])
-    moments = sorted({ends[each.key] for each in ending})
+    moments = _thinned(sorted({ends[each.key] for each in ending}), most_moments)
     answers: dict[int, tuple[Placement, ...]] = {}
 
     def fits(at: int) -> bool:
@@ -55,3 +59,9 @@ def soonest(
     if first == len(moments):
         return None
     return Reservation(gang.terms.name, moments[first], answers[first])
+
+
+def _thinned(moments: list[float], most: int) -> list[float]:
+    """Return at most that many of these, the last one among them."""
+    step = -(-len(moments) // most) if moments else 1
+    return moments[::-1][::step][::-1]

@@ -8,9 +8,11 @@ from gpu_orchestrator.core.answer import Placement, Refusal, not_judged
 from gpu_orchestrator.core.decide import decide, decide_among
 from gpu_orchestrator.core.queues import Full
 from gpu_orchestrator.engine.events import Action, Place, PlaceGang, Refuse
-from gpu_orchestrator.engine.gangs import Chosen, judge, over_limit
+from gpu_orchestrator.engine.gangs import Chosen, Members, judge, over_limit
+from gpu_orchestrator.engine.kept import lifted
 from gpu_orchestrator.engine.model_choice import Go, ModelChoice, Stay
 from gpu_orchestrator.engine.parts import Parts
+from gpu_orchestrator.engine.passing import Passing
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.quota import only_on
 
@@ -26,8 +28,8 @@ class Bounds:
 
 
 class Decisions:
-    def __init__(self, parts: Parts, choice: ModelChoice, bounds: Bounds) -> None:
-        self._parts, self._choice, self._bounds = parts, choice, bounds
+    def __init__(self, parts: Parts, choice: ModelChoice, bounds: Bounds, kept: Passing) -> None:
+        self._parts, self._choice, self._bounds, self._kept = parts, choice, bounds, kept
         self._order, self._cache, self._quota, self._fair_share = (
             parts.order,
             parts.cache,
@@ -60,11 +62,12 @@ class Decisions:
                 actions.append(Refuse(waiting.request, refusal))
                 continue
             model = "" if waiting.request.queue else waiting.request.shape.model
-            refusal = queue.join_parked(waiting, cluster)
-            if refusal is None and not (model and self._models.is_pinned(model)):
-                refusal = queue.park_by_numbers(waiting, cluster, explained=self._bounds.explains)
+            if not (self._kept and self._kept.passable(waiting)):
+                refusal = queue.join_parked(waiting, cluster)
+                if refusal is None and not (model and self._models.is_pinned(model)):
+                    refusal = queue.park_by_numbers(waiting, cluster, explained=self._bounds.explains)
             if refusal is not None:
-                actions.append(_refuse(waiting, refusal))
+                actions.append(self._refused(waiting, refusal))
             elif model:
                 actions.append(self._decide_model(waiting, now))
             else:
@@ -96,9 +99,17 @@ class Decisions:
             return Refuse(request, not_judged(len(self._cache.cluster), error))
         if isinstance(answer, Refusal):
             queue.park(waiting, answer, self._cache.cluster)
-            return _refuse(waiting, answer)
+            return self._refused(waiting, answer)
         queue.leave(waiting)
         return self._placed_by(waiting, answer, cost, waiting)
+
+    def _refused(self, waiting: Waiting, refusal: Refusal) -> Refuse:
+        if waiting.narrowed is not None:
+            said = only_on(waiting.request.queue, waiting.narrowed.shape.models)
+            refusal = replace(refusal, quota=said)
+        if self._kept and self._bounds.explains and (note := self._kept.note(waiting)):
+            refusal = replace(refusal, kept=note)
+        return Refuse(waiting.request, refusal)
 
     def _placed_by(self, chosen: Waiting, answer: Placement, cost: float, asked: Waiting) -> Place:
         """Count the placement of a request. `asked` is what the queue returned."""
@@ -113,7 +124,9 @@ class Decisions:
         self._queue.limits_changed(self._fair_share.take(key, waiting.flow, cost))
         if waiting.request.queue:
             self._quota.take(key, waiting.request.queue, answer)
-        return Place(waiting.request, answer)
+        if waiting.request.run_s:
+            self._kept.begins(key, waiting.request.run_s)
+        return Place(waiting.request, answer, bool(self._kept) and self._kept.enters(waiting, answer))
 
     def _decide_gang(self, speaker: Waiting, now: float, actions: list[Action]) -> None:
         gang = self._gangs.spoken_for(speaker)
@@ -121,23 +134,42 @@ class Decisions:
         if gang.is_short:  # members ended that it had counted on
             self._gangs.dequeue(gang, now)
             return
-        cluster = self._cache.cluster
-        answer: list[Chosen] | Refusal | None = over_limit(gang, self._fair_share, len(cluster))
+        answer: list[Chosen] | Refusal | None = over_limit(gang, self._fair_share, len(self._cache.cluster))
         if answer is None:
-            steps = self._gangs.steps(now)
-            answer = judge(gang, cluster, self._quota, self._order.cost, self._rng, steps)
+            answer = self._judge_gang(gang, speaker, now)
         if isinstance(answer, Refusal):
             self._gangs.park(gang, answer, now)
             if answer.error:
                 self._gangs.recheck(gang)
         else:
             for waiting, placement, _ in answer:
-                self._cache.assume(placement)
                 self._gangs.starts(waiting.request.key, placement.node)
             actions.append(PlaceGang(gang.terms.name, tuple(self._in_flight_with(*each) for each in answer)))
             self._gangs.placed(gang, now)
         if gang.refusal is not None:
-            actions.extend(Refuse(each, gang.refusal) for each in self._gangs.untold(gang))
+            note = self._kept.note(speaker) if self._kept else ""
+            said = replace(gang.refusal, kept=note) if note else gang.refusal
+            actions.extend(Refuse(each, said) for each in self._gangs.untold(gang))
+
+    def _judge_gang(self, gang: Members, speaker: Waiting, now: float) -> list[Chosen] | Refusal:
+        """Decide a gang, and set its places aside."""
+        cluster = self._cache.cluster
+        asked = gang, cluster, self._quota, self._order.cost, self._rng, self._gangs.steps(now)
+        answer = judge(*asked)
+        if isinstance(answer, Refusal) and self._kept:
+            run_s = [each.request.run_s for each in gang.waiting.values()]
+            with lifted(self._kept.passable(speaker, max(run_s) if all(run_s) else 0.0), cluster) as places:
+                again = judge(*asked) if places else answer
+                if not isinstance(again, Refusal):
+                    self._assume(again)
+                    return again
+        if not isinstance(answer, Refusal):
+            self._assume(answer)
+        return answer
+
+    def _assume(self, chosen: list[Chosen]) -> None:
+        for each in chosen:
+            self._cache.assume(each.placement)
 
     def _decide_model(self, waiting: Waiting, now: float) -> Action:
         """Decide a request that names a model; another one, whose model is loaded, may go before it."""
@@ -176,11 +208,9 @@ class Decisions:
             if self._models:
                 answer = self._choice.spare(waiting, answer) or answer
             self._cache.assume(answer)
+        elif self._kept and (places := self._kept.passable(waiting)):
+            with lifted(places, self._cache.cluster):
+                answer = decide(*asked)
+                if isinstance(answer, Placement):
+                    self._cache.assume(answer)
         return answer, cost
-
-
-def _refuse(waiting: Waiting, refusal: Refusal) -> Refuse:
-    if waiting.narrowed is not None:
-        said = only_on(waiting.request.queue, waiting.narrowed.shape.models)
-        refusal = replace(refusal, quota=said)
-    return Refuse(waiting.request, refusal)

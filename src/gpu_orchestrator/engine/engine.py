@@ -11,6 +11,7 @@ task dispatcher each run one: they differ in where events come from and who perf
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from itertools import chain, islice
 from math import inf
 
@@ -30,12 +31,16 @@ from gpu_orchestrator.engine.fair_share import FairShare
 from gpu_orchestrator.engine.gangs import Gangs, PartlyStarted
 from gpu_orchestrator.engine.in_flight import InFlight
 from gpu_orchestrator.engine.intake import Intake
+from gpu_orchestrator.engine.kept import Kept
 from gpu_orchestrator.engine.model_choice import ModelChoice
 from gpu_orchestrator.engine.models import ModelRules, Models
 from gpu_orchestrator.engine.order import Order, PriorityThenTime
 from gpu_orchestrator.engine.parts import Parts
+from gpu_orchestrator.engine.passing import Passing
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.quota import Quota, refused
+from gpu_orchestrator.engine.reservation_rules import OFF, ReservationRules
+from gpu_orchestrator.engine.reservations import Reservations
 from gpu_orchestrator.engine.scheduling_queue import SchedulingQueue, State
 
 
@@ -46,7 +51,8 @@ class Engine:
     carried out, so that a later request can still go first. `max_decisions` bounds one call, and `max_rows`
     the rows of nodes judged for new shapes from one `Tick` to the next: `deadline` then returns "now".
     `explains` is False if nobody reads why a request is refused: a new shape for which no node has enough by
-    the numbers is then parked without a closer look. `why` always explains."""
+    the numbers is then parked without a closer look. `why` always explains. `reservations` says how many
+    places are kept for the first requests that do not fit: none, unless it is given."""
 
     def __init__(
         self,
@@ -60,6 +66,7 @@ class Engine:
         max_rows: float = inf,
         explains: bool = True,
         models: ModelRules = ModelRules(),  # noqa: B008 - a frozen value
+        reservations: ReservationRules = OFF,
     ) -> None:
         self._cache, self._gangs = Cache(), Gangs(backoff or Backoff())
         self.models = Models(models, self._cache)
@@ -81,13 +88,31 @@ class Engine:
         )
         self._rechecks = self._parts.rechecks
         self._choice = ModelChoice(self.models, self._fair_share, self.cluster, rng)
-        self._intake = Intake(self._parts)
-        self._decisions = Decisions(self._parts, self._choice, Bounds(max_decisions, max_rows, explains))
+        self._reservations = Reservations(self._parts, reservations)
+        self._passing = Passing(self._parts, self._reservations)
+        self._intake = Intake(self._parts, self._reservations, self._passing)
+        bounds = Bounds(max_decisions, max_rows, explains)
+        self._decisions = Decisions(self._parts, self._choice, bounds, self._passing)
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster as the engine believes it to be; copy it to try something out."""
+        """The cluster as the engine believes it to be; copy it to try something out. Places that are kept
+        count as taken."""
         return self._cache.cluster
+
+    def unkept(self, key: str) -> Cluster:
+        """Return a copy of the cluster without the places that are kept for others of later turns, and
+        without its own."""
+        twin = self.cluster.copy()
+        if self._passing and (waiting := self._queue.get(key)) is not None:
+            for room in (room for each in self._passing.before(waiting) for room in each.rooms):
+                if room.node in twin:
+                    twin.release(room)
+        return twin
+
+    def kept(self) -> list[Kept]:
+        """Return the places that are kept now, the first in turn first; only to be read."""
+        return self._reservations.in_turn()
 
     @property
     def has_waiting(self) -> bool:
@@ -165,17 +190,31 @@ class Engine:
         self._queue.wake_for_others(self.cluster)
         for gang in self._gangs.helped(self.cluster, self._quota, now):
             self._queue.push(self._gangs.enqueue(gang))
+        if self._passing and not self._in_flight.is_full:
+            self._passing.offer()
         self._decisions.decide_active(now, actions)
+        self._reservations.tend(now, actions)
         actions.extend(Refuse(*each) for each in self._gangs.short_too_long(now, len(self.cluster)))
         return actions
 
     def deadline(self, now: float) -> float | None:
         """Return when to call again if nothing happens before; None if only an event can change anything."""
-        if self._queue.is_behind or (not self._in_flight.is_full and self._queue.has_next()):
+        has_next = self._queue.has_next() or self._passing.has_more
+        if self._queue.is_behind or (not self._in_flight.is_full and has_next):
             return now
-        times = self._queue.rested_at(), self._rechecks.next_at(), self._gangs.next_at(now)
+        times = (
+            self._queue.rested_at(),
+            self._rechecks.next_at(),
+            self._gangs.next_at(now),
+            self._reservations.next_at(now),
+        )
         known = [at for at in times if at is not None]
         return max(min(known), now) if known else None
+
+    def late(self, by_s: float) -> list[tuple[str, Kept]]:
+        """Return who runs longer than declared by at least this much, each with the place that is kept where
+        it runs."""
+        return self._reservations.late(by_s)
 
     def takes_long(self, key: str) -> None:
         """Do not count this request against `max_in_flight`."""
@@ -183,18 +222,28 @@ class Engine:
 
     def why(self, key: str) -> Refusal | None:
         """Return why a waiting request does not fit now; None if it fits or does not wait."""
-        if self._gangs.get(key) is not None:
-            return self._gangs.refusal(key, len(self.cluster))
+        if (waiting := self._gangs.get(key)) is not None:
+            return self._with_note(waiting, self._gangs.refusal(key, len(self.cluster)))
         if (waiting := self._queue.get(key)) is None:
             return None
         try:
-            return self._quota_refusal(waiting) or why_not(waiting.asked.shape, self.cluster, waiting.policy)
+            found = self._quota_refusal(waiting) or why_not(waiting.asked.shape, self.cluster, waiting.policy)
+            return self._with_note(waiting, found)
         except Exception as error:  # `decisions` refuses the request with the same words
             return not_judged(len(self.cluster), error)
+
+    def note(self, key: str) -> str:
+        """Return what places that are kept have to do with a waiting request; empty if nothing."""
+        waiting = self._queue.get(key) or self._gangs.get(key)
+        return self._passing.note(waiting) if self._passing and waiting else ""
 
     def _quota_refusal(self, waiting: Waiting) -> Refusal | None:
         verdict = self._quota.judge(waiting.request) if waiting.request.queue else None
         return refused(verdict, len(self.cluster)) if isinstance(verdict, Full) else None
+
+    def _with_note(self, waiting: Waiting, refusal: Refusal | None) -> Refusal | None:
+        note = self._passing.note(waiting) if self._passing and refusal else ""
+        return replace(refusal, kept=note) if refusal and note else refusal
 
     def state_of(self, key: str) -> State | None:
         """Return the state of a request; None if the engine does not know it."""
@@ -251,5 +300,5 @@ class Engine:
         return {
             **counts,
             "in flight": len(self._in_flight),
-            "held": len(self._cache) - len(self._cache.assumed),
+            "held": len(self._cache) - len(self._cache.assumed) - self._reservations.rooms,
         }

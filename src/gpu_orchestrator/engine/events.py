@@ -52,11 +52,13 @@ class RequestRemoved:
 @dataclass(frozen=True, slots=True)
 class PlacementObserved:
     """What a key holds in reality, placed by us or by others. If the `request` is given, the placement counts
-    against its flow and its queue; without it, against this `queue`, empty for none."""
+    against its flow and its queue; without it, against this `queue`, empty for none. `ends_at` is when it
+    ends at the latest, if that is declared."""
 
     placement: Placement
     request: Request | None = None
     queue: str = ""
+    ends_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +141,12 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Carry out this placement and report the outcome. Until then it is set aside."""
+    """Carry out this placement and report the outcome. Until then it is set aside. `in_between`: the place is
+    kept for another request, and this one has it because it declares that it ends before."""
 
     request: Request
     placement: Placement
+    in_between: bool = False
 
 
 @dataclass(frozen=True, slots=True)

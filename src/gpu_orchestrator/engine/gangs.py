@@ -53,6 +53,8 @@ class Members:
     started: dict[str, str] = field(default_factory=dict)
     stage: Stage = "short"
     speaker: Waiting | None = None
+    last: Waiting | None = None
+    """The member that is last in turn, as of the last decision."""
     refusal: Refusal | None = None
     confirmed: set[str] = field(default_factory=set)
     ended_early: int = 0
@@ -132,6 +134,22 @@ class Gangs:
         """Return why this member still waits; None if it was not decided yet."""
         gang = self._gang_of[key]
         return short(gang, nodes) if gang.stage == "short" else gang.refusal
+
+    def named(self, name: str) -> Members | None:
+        return self._gangs.get(name)
+
+    @property
+    def size(self) -> int:
+        return len(self._gangs)
+
+    def parked(self) -> Iterator[Waiting]:
+        """Yield of each gang that was refused the member that is last in turn."""
+        for gang in self._gangs.values():
+            if gang.stage == "parked" and not gang.is_short and not gang.has_many_kinds:
+                if gang.last is None or gang.last.request.key not in gang.waiting:
+                    gang.last = gang.by_turn[-1]
+                if gang.refusal is not None and not gang.refusal.never and not gang.refusal.error:
+                    yield gang.last
 
     def stage(self, key: str) -> Stage:
         return self._gang_of[key].stage
@@ -282,7 +300,7 @@ class Gangs:
 
     def enqueue(self, gang: Members) -> Waiting:
         """Return the entry for the queue of a gang that has enough members."""
-        first = gang.by_turn[-1]
+        first = gang.last = gang.by_turn[-1]
         # Keys of requests are UIDs and ids, which have no blank: this one is nobody's.
         request = replace(first.request, key=f"gang {gang.terms.name}", gang=gang.terms)
         gang.stage, gang.speaker = "queued", replace(first, request=request, queue=None, is_parked=False)

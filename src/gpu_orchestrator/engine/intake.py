@@ -1,6 +1,7 @@
 """Take in events: requests come and go, nodes change, placements are observed, decisions were carried out or
 failed. Nothing is decided here. Used by the engine."""
 
+from dataclasses import replace
 from itertools import count
 
 from gpu_orchestrator.core.answer import Placement
@@ -9,12 +10,14 @@ from gpu_orchestrator.core.request import GangTerms, Request
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.events import Action, Event, Refuse, RequestAdded
 from gpu_orchestrator.engine.parts import Parts
+from gpu_orchestrator.engine.passing import Passing
 from gpu_orchestrator.engine.queue import Waiting
+from gpu_orchestrator.engine.reservations import Reservations
 
 
 class Intake:
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, reservations: Reservations, passing: Passing) -> None:
+        self._parts, self._reservations, self._passing = parts, reservations, passing
         self._order, self._cache, self._quota, self._fair_share = (
             parts.order,
             parts.cache,
@@ -45,6 +48,7 @@ class Intake:
             case events.NodeRemoved(name):
                 self._cache.remove_node(name)
                 self._models.forget(name)
+                self._reservations.node_changed(name)
             case events.PlaceFailed(key):
                 self._place_failed(key, now, actions)
             case events.Tick():
@@ -54,8 +58,9 @@ class Intake:
 
     def _observe(self, event: Event, now: float) -> None:
         match event:
-            case events.PlacementObserved(placement, request, queue):
+            case events.PlacementObserved(placement, request, queue, ends_at):
                 self._hold(placement, request, request.queue if request else queue)
+                self._reservations.ends_at(placement.key, ends_at)
             case events.CopiesObserved(node, copies, most):
                 self._models.observe(node, copies, most, now)
                 self._wake(node if node in self._cache.cluster else None)
@@ -79,6 +84,7 @@ class Intake:
         if self._cache.set_node(node):
             if is_new:
                 self._quota.node_came(node.name)
+            self._reservations.node_changed(node.name)
             self._wake(node.name, observed=True)
 
     def _observe_member(self, key: str, node: str, gang: GangTerms, *, is_marked: bool = False) -> None:
@@ -100,8 +106,11 @@ class Intake:
         if request.gang is not None:
             if (speaker := self._gangs.enter(waiting, request.gang, now)) is not None:
                 self._queue.push(speaker)
+        elif self._passing and self._passing.passable(waiting):
+            self._queue.push(waiting)
         elif (refusal := self._queue.add(waiting, self._cache.cluster)) is not None:
-            actions.append(Refuse(request, refusal))
+            note = self._passing.note(waiting) if self._passing else ""
+            actions.append(Refuse(request, replace(refusal, kept=note) if note else refusal))
             model = request.shape.model
             if model and self._rechecks.are_enough(model, self._models.line.count(model)):
                 self._parts.open_model(model)
@@ -134,6 +143,7 @@ class Intake:
         self._queue.limits_changed(self._fair_share.let_go(key))
         if self._quota.let_go(key):
             self._gangs.something_freed()
+        self._reservations.ended(key)
         self._models.ended(key, self._parts.now)
         self._wake(self._cache.release(key))
 
@@ -154,9 +164,10 @@ class Intake:
         self._wake(self._cache.hold(placement))
 
     def _placed(self, key: str, now: float, actions: list[Action]) -> None:
-        if self._in_flight.land(key) is None:
+        if (waiting := self._in_flight.land(key)) is None:
             return
         self._cache.confirm(key)
+        self._reservations.begins(key, waiting.request.run_s)
         self._gangs.confirm(key, has_ended=key in self._left)
         if key in self._left:
             self._release(key)
@@ -169,6 +180,7 @@ class Intake:
         freed = self._cache.forget(key)
         self._queue.limits_changed(self._fair_share.let_go(key))
         self._quota.let_go(key)
+        self._reservations.ended(key)
         self._models.ended(key, now, has_run=False)
         self._gangs.ends(key)
         if key in self._left:
@@ -187,6 +199,7 @@ class Intake:
     def _wake(self, node: str | None, *, observed: bool = False) -> None:
         """Something became free on a node: offer it to the requests that fit there now."""
         if node is not None:
+            self._reservations.something_freed(node)
             self._gangs.something_freed()
             self._queue.wake_for(self._cache.cluster, node, observed=observed)
             if self._models:

@@ -19,6 +19,7 @@ from gpu_orchestrator.engine.fair_share import FairShare
 from gpu_orchestrator.engine.model_line import ModelLine
 from gpu_orchestrator.engine.queue import Queue, Waiting
 from gpu_orchestrator.engine.quota import Quota
+from gpu_orchestrator.engine.turns import Turn
 from gpu_orchestrator.engine.unschedulable import Unschedulable
 
 State = Literal["active", "parked", "resting", "in flight", "held"]
@@ -44,6 +45,22 @@ class SchedulingQueue:
     def requests(self) -> Iterator[Request]:
         """Return the requests that wait, gangs by one entry each."""
         return (waiting.request for waiting in self._waiting.values())
+
+    def all(self) -> Iterable[Waiting]:
+        """Return what waits, gangs by one entry each."""
+        return self._waiting.values()
+
+    def turn(self, waiting: Waiting) -> Turn:
+        """Return a value that is smaller the earlier the request's turn is."""
+        return self._unschedulable.turn(waiting)
+
+    def parked_in_turn(self) -> Iterator[tuple[Waiting, Refusal]]:
+        """Return parked requests with why they wait, in turn: of equal ones of a flow the first alone."""
+        return self._unschedulable.in_turn()
+
+    def refusal(self, waiting: Waiting) -> Refusal | None:
+        """Return why the parked requests like this one were refused; None if none is parked."""
+        return self._unschedulable.refusal(waiting)
 
     def state_of(self, waiting: Waiting) -> State:
         if waiting.rests_until is not None:

@@ -10,7 +10,7 @@ requests was decided: it may fit, but nobody knows where. The same holds for req
 their lines are blocked, and `HeldBack` knows when they may be tried.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from gpu_orchestrator.core.answer import Refusal, too_little
@@ -82,6 +82,22 @@ class Unschedulable:
     def is_settled(self) -> bool:
         """True if `next_in_turn` has nothing to return until something becomes free or a limit changes."""
         return not self._size or (self._is_settled and not self._held_back.has_news)
+
+    def turn(self, waiting: Waiting) -> Turn:
+        """Return a value that is smaller the earlier the request's turn is."""
+        return self._turns.of(waiting)
+
+    def in_turn(self) -> Iterator[tuple[Waiting, Refusal]]:
+        """Return the first request of each line with the refusal of its group, in turn. Do not change
+        anything meanwhile."""
+        for line in self._turns.in_turn((1 << len(self._slots)) - 1):
+            group, waiting = self._slots[line.slot], line.heap.first()
+            if group is not None and waiting is not None:
+                yield waiting, group.refusal
+
+    def refusal(self, waiting: Waiting) -> Refusal | None:
+        group = self._groups.get((waiting.request.shape, waiting.policy))
+        return None if group is None else group.refusal
 
     # --- in and out --------------------------------------------------------------------------------------
 
