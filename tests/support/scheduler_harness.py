@@ -32,6 +32,7 @@ from gpu_orchestrator.apps.scheduler.informers import (
     Stores,
 )
 from gpu_orchestrator.engine.engine import Engine
+from gpu_orchestrator.engine.reservation_rules import OFF, ReservationRules
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.scheduler_objects import pod
 
@@ -90,6 +91,8 @@ class World:
         opened: bool = True,
         max_decisions: int = 1_000_000,
         max_rows: float = inf,
+        reservations: ReservationRules = OFF,
+        left_s: Callable[[Pod], float | None] = lambda pod: None,
         clock: Callable[[], float] | None = None,
         max_in_flight: int = 1_000_000,
         no_groups: str = "",
@@ -129,6 +132,7 @@ class World:
             max_in_flight=max_in_flight,
             max_decisions=max_decisions,
             max_rows=max_rows,
+            reservations=reservations,
         )
         self.now = 0.0
         self.silent: set[str] = set()
@@ -140,6 +144,7 @@ class World:
             self.executor,
             CoordinatorConfig(**config),
             clock=clock or (lambda: self.now),
+            left_s=left_s,
             is_agent_live=self._is_agent_live,
         )
         for each in nodes:
@@ -244,9 +249,9 @@ def watch_judgements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     judged: list[str] = []
     original = pod_request.request_of
 
-    def judge(seen: Pod, *more: Any) -> Any:
+    def judge(seen: Pod, *rest: Any, **more: Any) -> Any:
         judged.append(seen.metadata.name)
-        return original(seen, *more)
+        return original(seen, *rest, **more)
 
     monkeypatch.setattr(pod_request, "request_of", judge)
     return judged

@@ -24,7 +24,7 @@ def _meta(name: str, **more: Any) -> dict[str, Any]:
 
 def pod(name: str, *, node: str = "", phase: str = "Pending", meta: Any = None, **spec: Any) -> Pod:
     """Return a pod. Arguments listed in `words` become annotations; the others are fields of its spec."""
-    words = ("gpus", "claim", "claim_template", "strategy", "allocated", *GANG_WORDS)
+    words = ("gpus", "claim", "claim_template", "strategy", "allocated", "max_runtime_seconds", *GANG_WORDS)
     given = {word: str(spec.pop(word)) for word in words if word in spec}
     annotations = {f"gpu.scheduling/{word.replace('_', '-')}": value for word, value in given.items()}
     metadata = _meta(name, **{"annotations": annotations, **(meta or {})})

@@ -18,7 +18,14 @@ Quantities: TypeAlias = dict[str, str]
 # Longer than any valid value, so that what is cut stays invalid.
 ANNOTATIONS = {
     **dict.fromkeys(
-        (*names.ASKING_ANNOTATIONS, names.STRATEGY, *names.GANG_ANNOTATIONS, names.SHARING), 1024
+        (
+            *names.ASKING_ANNOTATIONS,
+            names.STRATEGY,
+            *names.GANG_ANNOTATIONS,
+            names.SHARING,
+            names.MAX_RUNTIME,
+        ),
+        1024,
     ),
     names.MOVABLE: 8,
     names.ALLOCATED: 6 * 1024,
@@ -195,6 +202,7 @@ class PodSpec(Wire, frozen=True, gc=False):
     resource_claims: list[PodResourceClaim] = []
     scheduling_gates: list[SchedulingGate] = []
     scheduling_group: SchedulingGroup | None = None
+    active_deadline_seconds: int = 0
 
 
 class PodCondition(Wire, frozen=True, gc=False):

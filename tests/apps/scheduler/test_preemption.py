@@ -242,8 +242,8 @@ class QueueScene:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
         made = pod_request.request_of
 
-        def in_queue(seen: Pod, *others: Any) -> Any:
-            found = made(seen, *others)
+        def in_queue(seen: Pod, *others: Any, **terms: Any) -> Any:
+            found = made(seen, *others, **terms)
             return (
                 replace(found, queue=seen.metadata.labels.get("queue", ""))
                 if isinstance(found, Wanted)

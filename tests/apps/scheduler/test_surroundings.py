@@ -592,9 +592,9 @@ def test_volume_for_many_pods_serves_them_together() -> None:
 def test_pods_that_share_a_volume_are_judged_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     judged, judge = list[str](), pod_request.request_of
 
-    def observe(pod: Pod, *rest: Any) -> Any:
+    def observe(pod: Pod, *rest: Any, **more: Any) -> Any:
         judged.append(pod.metadata.name)
-        return judge(pod, *rest)
+        return judge(pod, *rest, **more)
 
     monkeypatch.setattr(pod_request, "request_of", observe)
     world = World(host("a", 1))

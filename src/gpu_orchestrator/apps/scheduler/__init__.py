@@ -22,6 +22,7 @@ Read the modules in this order:
   cycle/pending              pods that wait: their requests to the engine, and the reason reported for each
   cycle/shape_limit          how many different shapes of one namespace wait in the engine at once
   cycle/initial_holdings     what is held when a scheduler takes over, before the engine counts it
+  cycle/reserving            how the engine keeps places: the settings, and how pods and moments are called
   accounting/node_view       what each node offers, and which of its devices a device plugin's pods use
   accounting/device_owners   which devices are in dispute because several nodes report them
   accounting/holdings        what bound pods hold
@@ -46,6 +47,7 @@ Read the modules in this order:
   controllers/pod_groups     writes the conditions of PodGroups
   controllers/queue_status   writes what each GpuQueue uses into its status
   controllers/preemption     evicts pods of lower priority, and keeps their room for the pod that needs it
+  controllers/overruns       tells of pods that run longer than declared where others wait, or evicts them
   controllers/node_capacity  writes into a node's status how many thousandths of GPUs it has
   controllers/reporter       writes events and the PodScheduled condition
   controllers/sweep          compares leases, pods and claims at intervals, and repairs leftovers

@@ -16,7 +16,7 @@ class BindJob:
     """One decision of the engine, with all that is needed to carry it out. `claim` is the claim or template
     that the pod names; None if it asks for bare GPUs. `volumes` are those to be bound before the pod;
     `unready` says why that cannot be done. `queue` is the one whose quota it counts against, empty for
-    none."""
+    none. `in_between`: the place is kept for another pod, and this one declares that it ends before."""
 
     pod: Pod
     placement: Placement
@@ -25,6 +25,7 @@ class BindJob:
     volumes: VolumePlan | None = None
     unready: str = ""
     queue: str = ""
+    in_between: bool = False
 
 
 @dataclass(frozen=True, slots=True)

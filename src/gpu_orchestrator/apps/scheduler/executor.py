@@ -145,6 +145,8 @@ class KubeExecutor:
             return
         self._metrics.result("bound").observe(took_s)
         self._metrics.end_to_end.observe(waited_s(outcome.job.pod))
+        if outcome.job.in_between:
+            self._metrics.in_between.inc()
         self._reporter.report_bound(outcome.job)
 
     async def _clear_leases(self, pod: Pod) -> None:

@@ -62,6 +62,18 @@ class Metrics:
             ["result"],
             registry=registry,
         )
+        self.in_between = Counter(
+            "gpu_scheduler_backfilled_pods",
+            "Pods bound where a place is kept for another, because they declare that they end before.",
+            registry=registry,
+        )
+        self.overruns = Counter(
+            "gpu_scheduler_overrun_pods",
+            "Pods that ran longer than declared in a place that is kept for another, by what was done: told, "
+            "evicted, or not evicted because of a disruption budget (blocked) or an error (failed).",
+            ["action"],
+            registry=registry,
+        )
         self.errors = Counter(
             "gpu_scheduler_errors",
             "Objects that could not be handled because of an unexpected error, by the part that failed.",
@@ -98,6 +110,16 @@ class _Counts(Collector):
                 pending.add_metric([state], number)
         pending.add_metric(["held back"], self._held_back())
         yield pending
+        kept = GaugeMetricFamily(
+            "gpu_scheduler_kept_places",
+            "Places kept for pods and gangs that do not fit: reserved from a known moment on, or held.",
+            labels=["kind"],
+        )
+        places = self._engine.kept()
+        held = sum(each.is_hold for each in places)
+        kept.add_metric(["hold"], held)
+        kept.add_metric(["reserved"], len(places) - held)
+        yield kept
         cluster = self._engine.cluster
         total = healthy = free = fragmented = 0
         for node in cluster:

@@ -32,12 +32,14 @@ from gpu_orchestrator.apps.scheduler.controllers.gang_marks import GangMarker
 from gpu_orchestrator.apps.scheduler.controllers.gangs import GangController
 from gpu_orchestrator.apps.scheduler.controllers.health import HealthConfig, HealthController
 from gpu_orchestrator.apps.scheduler.controllers.node_capacity import NodeCapacity
+from gpu_orchestrator.apps.scheduler.controllers.overruns import OverrunController
 from gpu_orchestrator.apps.scheduler.controllers.pod_groups import PodGroupController
 from gpu_orchestrator.apps.scheduler.controllers.preemption import PreemptionController
 from gpu_orchestrator.apps.scheduler.controllers.queue_status import QueueSource, QueueStatusWriter
 from gpu_orchestrator.apps.scheduler.controllers.release import Releaser, has_stopped
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.controllers.sweep import Sweeper, SweeperDeps
+from gpu_orchestrator.apps.scheduler.cycle import reserving
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
 from gpu_orchestrator.apps.scheduler.cycle.shared import CoordinatorConfig
 from gpu_orchestrator.apps.scheduler.executor import KubeExecutor, waited_s
@@ -120,7 +122,9 @@ class Scheduler:
             max_in_flight=settings.max_in_flight,
             max_decisions=MAX_DECISIONS,
             max_rows=MAX_ROWS,
+            reservations=reserving.rules(settings, lambda: self.coordinator.our_pods, clock),
         )
+        enforced_only = settings.backfill == "Enforced"
         self.coordinator = Coordinator(
             engine,
             stores,
@@ -133,9 +137,11 @@ class Scheduler:
                 requires_env=settings.require_device_env == "Refuse",
                 requires_capacity=settings.require_capacity == "Refuse",
                 guarded_annotations=settings.guarded_annotations,
+                enforced_run_times=enforced_only,
             ),
             clock=clock,
             waited_s=waited_s,
+            left_s=partial(reserving.left_s, enforced_only=enforced_only),
             is_agent_live=self._agent_liveness.may_live,
         )
         self._releaser = Releaser(
@@ -193,6 +199,14 @@ class Scheduler:
             clock=clock,
             wait_s=settings.gang_seconds,
             evicts=self._pod_groups.starts_over,
+        )
+        self._overruns = OverrunController(
+            client.with_limits(patience_s=BRIEFLY_S),
+            self.coordinator,
+            self._reporter,
+            metrics=metrics,
+            may_write=may_write,
+            evicts=settings.on_overrun == "Evict",
         )
         self._gang_marker = GangMarker(
             client.with_limits(patience_s=BRIEFLY_S),
@@ -266,6 +280,7 @@ class Scheduler:
                 capacity,
                 health,
                 gangs,
+                self._overruns.run(every_s),
                 *([self._preemption.run()] if self._settings.preempts else []),
             )
             loops = [group.create_task(each) for each in runs]

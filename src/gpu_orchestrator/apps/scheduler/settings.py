@@ -11,6 +11,8 @@ from gpu_orchestrator.api.devices import OnUnhealthy
 
 Lock = Literal["lease", "binding"]
 Require = Literal["Ignore", "Warn", "Refuse"]
+Backfill = Literal["Declared", "Enforced"]
+OnOverrun = Literal["Event", "Evict"]
 Seconds = Annotated[float, Meta(gt=0)]
 # The leader's lease is named after the scheduler, so the name must suit an object.
 NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
@@ -27,6 +29,10 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     `agent_seconds` is the longest time from a process that opens a device until its agent's report shows it;
     `on_unhealthy` is for pods whose claim does not say what to do if a device of theirs becomes unhealthy.
     `preempts`: pods of higher priority may evict others.
+    `reservations` is how many places are kept at once for pods and gangs that do not fit, 0 for none; `holds`
+    of them are for those that have waited for `reserve_after_seconds` where no end is declared, for
+    `hold_seconds` at first. `backfill` says which run times count, `on_overrun` what becomes of a pod that
+    runs longer than declared in a place that is kept for another.
     `gang_seconds`: how long a gang may be bound in part before its members are evicted.
     `guarded_annotations`: the policies of config/policy are installed, so that only a scheduler can write
     `gpu.scheduling/allocated`."""
@@ -51,6 +57,12 @@ class Settings(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
     volume_bind_seconds: Seconds = 600.0
     gang_seconds: Seconds = 60.0
     preempts: bool = True
+    reservations: Annotated[int, Meta(ge=0, le=64)] = 4
+    holds: Annotated[int, Meta(ge=0, le=64)] = 2
+    reserve_after_seconds: Seconds = 300.0
+    hold_seconds: Seconds = 600.0
+    backfill: Backfill = "Declared"
+    on_overrun: OnOverrun = "Event"
     require_device_env: Require = "Warn"
     require_capacity: Require = "Ignore"
     on_unhealthy: OnUnhealthy = "Event"

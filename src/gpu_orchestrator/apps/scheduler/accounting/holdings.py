@@ -33,7 +33,8 @@ log = structlog.get_logger()
 class Holdings:
     """`leased` returns the devices of a node that a pod holds by its leases; `has_lease` whether any lease
     names the pod; `is_live` whether the node's agent is; `queue_of` the queue in which a pod counts.
-    `guarded`: nobody but a scheduler can write the devices into a pod's annotation."""
+    `guarded`: nobody but a scheduler can write the devices into a pod's annotation. `ends_at` returns when a
+    bound pod ends at the latest, if it says so."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class Holdings:
         is_live: Callable[[str], bool],
         guarded: bool,
         queue_of: Callable[[str], str] = lambda uid: "",
+        ends_at: Callable[[Pod], float | None] = lambda pod: None,
     ) -> None:
         self.nodes = NodeView(
             feed, stores.nodes, stores.node_statuses, self.devices, is_live, stores.volume_limits
@@ -52,6 +54,7 @@ class Holdings:
         self._feed, self._stores = feed, stores
         self._leased, self._has_lease, self._guarded = leased, has_lease, guarded
         self._queue_of = queue_of
+        self._ends_at = ends_at
         self._placements: dict[str, Placement] = {}
         self._named: dict[str, tuple[int, ...]] = {}
 
@@ -112,7 +115,7 @@ class Holdings:
             devices = self._without_lease(pod)
         placement = self._placement(pod, taken, devices)
         self._placements[uid] = placement
-        self._feed(PlacementObserved(placement, queue=self._queue_of(uid)))
+        self._feed(PlacementObserved(placement, queue=self._queue_of(uid), ends_at=self._ends_at(pod)))
         self.nodes.recount(uid, placement.node)
 
     def _without_lease(self, pod: Pod) -> Placement | None:

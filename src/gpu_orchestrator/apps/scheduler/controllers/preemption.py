@@ -140,7 +140,7 @@ class PreemptionController:
             if not waits or self._clock() - nomination.since >= LONGEST_S:
                 await self._let_go(uid)
                 continue
-            twin, node = engine.cluster.copy(), nomination.room.node
+            twin, node = engine.unkept(uid), nomination.room.node
             twin.release(nomination.room)
             has_room = engine.queues.has_what_it_holds(nomination.room.key)
             if has_room and fits(nomination.request.shape, twin, node):
@@ -274,7 +274,7 @@ class PreemptionController:
     def _without_leaving(self, uid: str, request: Request) -> tuple[Cluster, Rules]:
         """Return the cluster as it is when what ends soon anyway has ended, as far as this pod waits for
         that, and whom it may evict then."""
-        twin, now = self._coordinator.engine.cluster.copy(), datetime.now(UTC)
+        twin, now = self._coordinator.engine.unkept(uid), datetime.now(UTC)
         ours = self._coordinator.our_pods
         room = ours[uid].status.nominated_node_name if uid in ours else ""
         leaving = [

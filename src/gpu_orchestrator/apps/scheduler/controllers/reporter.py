@@ -99,6 +99,10 @@ class Reporter:
         """Report on a member what became of its gang."""
         self._recorder.warning(about(PODS, pod), names.GANG_BROKEN, why, action="Evicting")
 
+    def report_overrun(self, pod: Pod, reason: str, why: str) -> None:
+        """Report on a pod that it runs longer than it declared, and others wait for that."""
+        self._recorder.warning(about(PODS, pod), reason, why, action="Monitoring")
+
     def report_preemption(self, pod: Pod, reason: str, why: str) -> None:
         """Report on a pod that it evicts others, cannot, or was evicted for another."""
         kind = "Normal" if reason == names.PREEMPTS else "Warning"

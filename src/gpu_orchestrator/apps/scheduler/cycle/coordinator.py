@@ -46,7 +46,8 @@ PodState = Literal["bound", "binding", "pending", "unknown"]
 
 
 class Coordinator:
-    """`waited_s` returns how long ago a pod was created; `is_agent_live` whether a node's agent is."""
+    """`waited_s` returns how long ago a pod was created, `left_s` how long a bound pod still runs at most, if
+    it says so; `is_agent_live` whether a node's agent is."""
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Coordinator:
         *,
         clock: Callable[[], float],
         waited_s: Callable[[Pod], float] = lambda pod: 0.0,
+        left_s: Callable[[Pod], float | None] = lambda pod: None,
         is_agent_live: Callable[[str], bool] = lambda node: True,
     ) -> None:
         self.engine, self.stores = engine, stores
@@ -90,6 +92,7 @@ class Coordinator:
             is_live=is_agent_live,
             guarded=config.guarded_annotations,
             queue_of=self.queues.of_bound,
+            ends_at=lambda pod: None if (left := left_s(pod)) is None else clock() + left,
         )
         self.nodes = self.holdings.nodes
         self.nominations = Nominations(self._feed, self.nodes, config.scheduler_name)
@@ -338,7 +341,7 @@ class Coordinator:
         uid = action.request.key
         pod, devices = self.our_pods[uid], self.engine.cluster.devices(action.placement)
         claim, queue = self.stores.claim_of(pod), action.request.queue
-        job = BindJob(pod, action.placement, devices, claim, queue=queue)
+        job = BindJob(pod, action.placement, devices, claim, queue=queue, in_between=action.in_between)
         volumes = self.volume_plans.make(pod, action.placement.node)
         if isinstance(volumes, VolumePlan):
             job = replace(job, volumes=volumes)

@@ -5,6 +5,7 @@ From then on each enters the engine at once, unless many come together: those en
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 from gpu_orchestrator.api.kubernetes import Pod
@@ -125,17 +126,22 @@ class PendingPods:
         """Judge the shape of these pods and report up to `limit` changed reasons; return what is left of
         it."""
         now = self._why(uids)
-        for uid in [uid for uid in uids if now and self.reason(uid) not in ("", now)][:limit]:
-            limit -= 1
-            uids[uid] = uids.pop(uid)
-            self.refuse(uid, now)
+        others = [uid for uid in uids if now and self.reason(uid) not in ("", now)]
+        for uid in others[:MAX_JUDGED]:
+            if limit <= 0:
+                break
+            note = self._engine.note(uid)  # of a place that is kept: each pod may declare another run time
+            if (why := f"{now}; {note}" if note else now) != self.reason(uid):
+                limit -= 1
+                uids[uid] = uids.pop(uid)
+                self.refuse(uid, why)
         return limit
 
     def _why(self, uids: Iterable[str]) -> str:
         """Return why the first of these pods that waits in the engine does not fit now."""
         waiting = next((uid for uid in uids if self._engine.waiting(uid)), None)
         refusal = self._engine.why(waiting) if waiting else None
-        return refusal.message if refusal else ""
+        return replace(refusal, kept="").message if refusal else ""
 
     def _enter(self, added: RequestAdded) -> None:
         uid = added.request.key

@@ -7,7 +7,16 @@ not implement is refused by name: a pod placed wrongly is worse than one that wa
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gpu_orchestrator.api import claims, first_consumer, gangs, names, neighbours, pod_limits, volumes
+from gpu_orchestrator.api import (
+    claims,
+    first_consumer,
+    gangs,
+    names,
+    neighbours,
+    pod_limits,
+    run_times,
+    volumes,
+)
 from gpu_orchestrator.api.claims import BadGpuRequest
 from gpu_orchestrator.api.gpuclaim import GpuClaim, GpuClaimSpec
 from gpu_orchestrator.api.kubernetes import Pod
@@ -54,10 +63,15 @@ NO_OTHERS = Others()
 
 
 def request_of(
-    pod: Pod, claim: GpuClaim | None, known: Known, others: Others = NO_OTHERS
+    pod: Pod,
+    claim: GpuClaim | None,
+    known: Known,
+    others: Others = NO_OTHERS,
+    *,
+    enforced_run_times: bool = False,
 ) -> Request | Unschedulable:
     """Return the pod's request, or why there is none. `claim` is the one that `named_claim` names, if it
-    exists."""
+    exists. `enforced_run_times`: a run time that only the pod's annotation declares does not count."""
     if refused := _pod_problem(pod) or _claim_problem(pod, claim, others.claim_user):
         return refused
     group = known.group_of(pod)
@@ -74,6 +88,8 @@ def request_of(
         request = claims.request(pod, claim.spec if claim else None, itself)
         if gang := gangs.terms(pod, claim.spec if claim else None, group):
             request = replace(request, gang=gang)
+        if run_s := run_times.declared_s(pod, enforced_only=enforced_run_times):
+            request = replace(request, run_s=run_s)
         if group is not None and group.spec.priority is not None:
             request = replace(request, priority=group.spec.priority)
         if not pod.spec.volumes and rules is None:

@@ -23,7 +23,8 @@ class CoordinatorConfig:
     different shapes of one namespace are considered at once. `requires_env`: refuse pods whose containers do
     not take their devices from our annotations. `requires_capacity`: refuse pods that request less
     `gpu.scheduling/milligpu` than their GPUs count for. `guarded_annotations`: nobody but a scheduler can
-    write the devices of a bound pod into its annotation."""
+    write the devices of a bound pod into its annotation. `enforced_run_times`: a run time that only the
+    pod's annotation declares does not count."""
 
     scheduler_name: str = names.SCHEDULER
     clears_leftovers: bool = True
@@ -32,6 +33,7 @@ class CoordinatorConfig:
     requires_env: bool = False
     requires_capacity: bool = False
     guarded_annotations: bool = False
+    enforced_run_times: bool = False
 
 
 @dataclass(slots=True)

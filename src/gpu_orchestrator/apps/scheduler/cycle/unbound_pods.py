@@ -139,7 +139,13 @@ class UnboundPods:
         user = self._shared.claim_users.user_of(f"{pod.metadata.namespace}/{claims.claim_name(pod)}")
         try:
             others = self._surroundings.others(pod, user)
-            found = pod_request.request_of(pod, stores.claim_of(pod), stores, others)
+            found = pod_request.request_of(
+                pod,
+                stores.claim_of(pod),
+                stores,
+                others,
+                enforced_run_times=self._shared.config.enforced_run_times,
+            )
             if isinstance(found, Request) and stores.has_queues:
                 found = self._queued(pod, found)
             if isinstance(found, Request) and (why := self._uncounted_in(pod, found)):
