@@ -99,9 +99,12 @@ accept: $(VENV)/ready $(VENV)/models/ready tools ## The same scenarios at full s
 	@$(BIN)/python -m pytest --scale=accept --timeout=3600 -o faulthandler_timeout=3590 --ledger=.accept $(ARGS)
 
 ##@ Measure it
-.PHONY: bench-agent bench-bind bench-client bench-decide bench-gang bench-kube-parse bench-kube-write bench-models bench-operator bench-scale bench-store bench-takeover bench-tasks bench-turns bench-vram bench-watchers bench-webhook load
+.PHONY: bench-agent bench-backfill bench-bind bench-client bench-decide bench-gang bench-kube-parse bench-kube-write bench-models bench-operator bench-scale bench-store bench-takeover bench-tasks bench-turns bench-vram bench-watchers bench-webhook load
 bench-agent: $(VENV)/ready tools ## What a node agent costs its node, and 5,000 of them the API server [ARGS="--agents 100 --seconds 60"]
 	@$(BIN)/python -m benchmarks.agent $(ARGS)
+
+bench-backfill: $(VENV)/ready ## How long large requests wait: with reservation and backfill, without, and first come first served [ARGS="--seeds 5"]
+	@$(BIN)/python -m benchmarks.backfill $(ARGS)
 
 bench-bind: $(VENV)/ready tools ## Pods bound per second: gpu-scheduler beside kube-scheduler [ARGS="--who lease --before ../old/src"]
 	@$(BIN)/python -m benchmarks.bind $(ARGS)

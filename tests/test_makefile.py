@@ -42,6 +42,9 @@ class Toy:
 
 
 PURE = {
+    "bench-backfill": Toy(
+        "--seeds 1 --nodes 4 --jobs 60", {"ratio_large_p99_to_off", "ratio_utilisation_to_off"}
+    ),
     "bench-decide": Toy(
         "--sizes 20 --decisions 100 --queues 20", {"median_us", "p99_us", "engine_per_s", "ratio_queues"}
     ),
