@@ -17,7 +17,9 @@ from gpu_orchestrator.adapters.kube.events import Recorder
 from gpu_orchestrator.adapters.kube.transport.base import Answer, Request, Stream
 from gpu_orchestrator.adapters.pacer import Pacer
 from gpu_orchestrator.api import timestamps
+from gpu_orchestrator.api.gpuclaim import GpuClaimSpec
 from gpu_orchestrator.api.kubernetes import Pod
+from gpu_orchestrator.api.pod import PodStatus
 from gpu_orchestrator.api.podgroup import PodGroup
 from gpu_orchestrator.apps.scheduler.actions import Bound
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
@@ -32,7 +34,7 @@ from gpu_orchestrator.core.victims import Evictable, Steps
 from gpu_orchestrator.engine.events import PlacementObserved, QueueUpdated
 from tests.support.builders import whole
 from tests.support.scheduler_harness import World
-from tests.support.scheduler_objects import node, pod, pod_group
+from tests.support.scheduler_objects import claim, node, pod, pod_group
 
 pytestmark = pytest.mark.looptime
 
@@ -213,12 +215,25 @@ def test_pods_of_a_group_are_evicted_as_it_says_and_by_its_priority(
     assert {each.priority for each in found} == {7}
 
 
-def evictables(pods: list[Pod], group: PodGroup | None = None) -> list[Evictable]:
+def test_slice_loses_its_part_of_a_gpu() -> None:
+    since = ends_in(-700)
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": since}
+    bound = pod("p", node="a", claim="c")
+    bound = msgspec.structs.replace(bound, status=msgspec.convert({"conditions": [scheduled]}, PodStatus))
+    of_slice = claim("c", exclusivity="MIG", migProfile="1g.10gb").spec
+    (whole_gpu,), (part,) = evictables([bound]), evictables([bound], claimed=of_slice)
+    assert whole_gpu.lost_gpu_s == pytest.approx(700, abs=5)
+    assert part.lost_gpu_s == pytest.approx(99, abs=5)
+
+
+def evictables(
+    pods: list[Pod], group: PodGroup | None = None, claimed: GpuClaimSpec | None = None
+) -> list[Evictable]:
     return finished(
         preemptible.evictables(
             pods,
             lambda each: (whole(each.metadata.uid, "a", 0),),
-            lambda each: None,
+            lambda each: claimed,
             lambda each: group,
             (),
             datetime.now(UTC),

@@ -15,6 +15,7 @@ from tests.support.scale import Scale
 from tests.support.scheduler_stage import Stage, claim, pod, until
 
 A = "gpu.scheduling/"
+CLIQUE = "nvidia.com/gpu.clique"
 ALONE: dict[str, Any] = {"leaderElect": False, "releaseSeconds": 1, "sweepSeconds": 2}
 
 
@@ -45,13 +46,14 @@ def test_gang_starts_whole_or_not_at_all(stage: Stage, figure: Callable[[str], N
     assert stage.holds_exactly()
 
 
-def test_members_with_claims_of_one_template_share_a_rack(stage: Stage) -> None:
-    """A launcher with one GPU and workers with four, all in one rack although another one has more room."""
-    stage.gpu_nodes(2, gpus=8, prefix=f"{stage.namespace}-x", labels={"rack": "x"})
-    stage.gpu_nodes(1, gpus=8, prefix=f"{stage.namespace}-y", labels={"rack": "y"})
+def test_members_with_claims_of_one_template_share_a_domain(stage: Stage) -> None:
+    """A launcher with one GPU and workers with four, all in one NVLink domain although another one has more
+    room. Any label may be named."""
+    stage.gpu_nodes(2, gpus=8, prefix=f"{stage.namespace}-x", labels={CLIQUE: "x.0"})
+    stage.gpu_nodes(1, gpus=8, prefix=f"{stage.namespace}-y", labels={CLIQUE: "y.0"})
     stage.scheduler()
     stage.create(claim("worker", count=4))
-    terms = {f"{A}gang": "job", f"{A}gang-size": "3", f"{A}topology-required": "rack"}
+    terms = {f"{A}gang": "job", f"{A}gang-size": "3", f"{A}topology-required": CLIQUE}
     launcher = pod("launcher", gpus=1, annotations=terms)
     workers = [pod(f"worker-{at}", claim_template="worker", annotations=terms) for at in range(2)]
     stage.create(launcher, *workers)
@@ -62,6 +64,21 @@ def test_members_with_claims_of_one_template_share_a_rack(stage: Stage) -> None:
         "worker-0": 4,
         "worker-1": 4,
     }
+
+
+def test_least_of_a_gang_starts_and_the_others_join_later(stage: Stage) -> None:
+    stage.gpu_nodes(1, gpus=8)
+    stage.scheduler(releaseSeconds=0)
+    least: dict[str, Any] = {f"{A}gang-min": "2"}
+    stage.create(*members("some", 3, **least))
+    stage.wait_event("some-0", "1 of 2 members fit together")
+    stage.gpu_nodes(1, gpus=8, prefix=f"{stage.namespace}-b")
+    until(lambda: len(stage.bound()) == 2, "the least are bound")
+    (late,) = stage.pods().keys() - stage.bound()
+    stage.wait_event(late, "2 members have started, and there is no room for this one yet")
+    stage.gpu_nodes(1, gpus=8, prefix=f"{stage.namespace}-c")
+    stage.wait_bound()
+    assert stage.holds_exactly()
 
 
 def test_launcher_without_gpus_starts_with_its_workers(stage: Stage) -> None:

@@ -27,23 +27,29 @@ def uids(stage: Stage) -> dict[str, str]:
 
 
 def test_fewest_pods_make_room_and_the_pod_starts_when_they_have_ended(stage: Stage, urgent: str) -> None:
-    """One pod with three GPUs is fewer than three with one each. Small pods that come meanwhile get nothing
-    of the room."""
-    (node,) = stage.gpu_nodes(1, gpus=8)
+    """One pod with eight GPUs is fewer than eight with one each. It takes its time to end, and small pods
+    that come meanwhile get nothing of the room."""
+    (node,) = stage.gpu_nodes(1, gpus=16)
     stage.scheduler(releaseSeconds=0)
-    stage.create(pod("large", gpus=3), *(pod(f"small-{at}", gpus=1) for at in range(5)))
+    slow = {"finalizers": ["example.com/slow"]}
+    stage.create(pod("large", gpus=8, meta=slow), *(pod(f"small-{at}", gpus=1) for at in range(8)))
     stage.wait_bound()
-    stage.create(pod("high", gpus=3, priorityClassName=urgent))
-    until(lambda: "large" not in stage.bound(), "the victim has ended")
+    stage.create(pod("high", gpus=8, priorityClassName=urgent))
+    until(lambda: "deletionTimestamp" in stage.pod("large")["metadata"], "the victim is evicted")
     stage.create(pod("late", gpus=1))
+    stage.wait_event("late", "FailedScheduling")
+    assert stage.pod("high")["status"].get("nominatedNodeName") == node
+    assert "high" not in stage.bound()
+    body: Json = {"metadata": {"finalizers": None}}
+    path, merge = f"{stage.pods_path}/large", "application/merge-patch+json"
+    stage.cluster.api.request("PATCH", path, body, content_type=merge)
     bound = stage.wait_bound("high")
     assert bound["high"].startswith(f"{node}:")
-    assert set(stage.bound()) == {"high", *(f"small-{at}" for at in range(5))}
+    assert set(stage.bound()) == {"high", *(f"small-{at}" for at in range(8))}
     stage.wait_event(
         "large", f"Preempted: evicted to make room for {stage.namespace}/high, which has priority"
     )
     stage.wait_event("high", f"Preempting: evicts {stage.namespace}/large, of lower priority")
-    stage.wait_event("late", "FailedScheduling")
     assert stage.holds_exactly()
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpu_orchestrator.api import gangs, neighbours, timestamps
+from gpu_orchestrator.api import capacity, gangs, neighbours, timestamps
 from gpu_orchestrator.api.claims import BadGpuRequest
 from gpu_orchestrator.api.gpuclaim import GpuClaimSpec
 from gpu_orchestrator.api.kubernetes import DisruptionBudget, Pod
@@ -84,7 +84,7 @@ def evictables(
         group = group_of(pod)
         name = _together(pod, claim_of(pod), group)
         covering = tuple(each.name for each in guarding[pod.metadata.namespace] if each.covers(pod))
-        lost = _lost(pod, placements, now)
+        lost = _lost(pod, placements, claim_of(pod), now)
         together[name].append(Evictable(name, placements, gangs.priority(pod, group), lost, covering, 1))
     return [
         Evictable(
@@ -110,11 +110,12 @@ def _together(pod: Pod, claim: GpuClaimSpec | None, group: PodGroup | None) -> s
     return f"gang {terms.name}" if terms else pod.metadata.uid
 
 
-def _lost(pod: Pod, held: Iterable[Placement], now: datetime) -> float:
-    """Return the work that is lost, in GPU-seconds since the pod got its node."""
+def _lost(pod: Pod, held: Iterable[Placement], claim: GpuClaimSpec | None, now: datetime) -> float:
+    """Return the work that is lost, in GPU-seconds since the pod got its node. A slice is a part of a GPU."""
     bound = next((each for each in pod.status.conditions if each.type == "PodScheduled"), None)
     since = timestamps.parse_or_none(bound.last_transition_time or "") if bound else None
     if since is None:
         return 0.0
-    gpus = sum(len(each.devices) * each.milli / 1000 for each in held)
+    milli = capacity.of_profile(claim.devices.mig_profile) if claim and claim.devices.mig_profile else 0
+    gpus = sum(len(each.devices) * (milli or each.milli) / 1000 for each in held)
     return max((now - since).total_seconds(), 0.0) * gpus
