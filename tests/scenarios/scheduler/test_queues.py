@@ -2,6 +2,7 @@
 binds, when queues are renamed, and when labels change meanwhile."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,6 +135,28 @@ def test_unused_quota_is_lent_and_the_message_names_who_has_it(
     beside.delete("b-0")
     stage.wait_bound("a-0")
     until(lambda: queues.shows("top", used=8000), "the sum is that of both")
+
+
+def test_guaranteed_quota_is_had_back_from_the_queue_that_borrows_it(
+    stage: Stage, beside: Stage, queues: Queues, figure: Callable[[str], None]
+) -> None:
+    """No more goes than is borrowed, whatever waits."""
+    stage.gpu_nodes(1, gpus=8)
+    reclaims: dict[str, Any] = {"preemption": {"reclaim": "Any"}}
+    queues.create("one", guaranteed={"*": 4000}, **reclaims)
+    queues.create("two", selects=beside.namespace, guaranteed={"*": 4000}, **reclaims)
+    stage.scheduler(releaseSeconds=0)
+    beside.create(*pods("b", 10, where=stage))
+    until(lambda: queues.shows("two", used=8000, borrowed=4000, pending=2), "the second queue borrows")
+    began = time.monotonic()
+    stage.create(*pods("a", 6))
+    until(lambda: len(stage.bound()) == 4, "the first queue has what it is guaranteed")
+    figure(f"4 guaranteed GPUs had back after {time.monotonic() - began:.1f} s")
+    until(lambda: queues.shows("two", used=4000, borrowed=0, pending=2), "no more is taken")
+    evicted = {f"b-{at}" for at in range(10)} - set(beside.pods())
+    assert len(evicted) == 4
+    why = f"evicted to give queue {queues.name('one')} what it is guaranteed, for {stage.namespace}/a-"
+    beside.wait_event(min(evicted), f"Preempted: {why}")
 
 
 def test_queue_that_makes_no_sense_admits_nothing_until_it_is_mended(stage: Stage, queues: Queues) -> None:
