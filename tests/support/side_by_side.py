@@ -54,6 +54,7 @@ HEAVY = frozenset(
     {
         "tests/load/test_steady.py",
         "tests/scenarios/manager/test_bounds.py",
+        "tests/scenarios/manager/test_gangs.py",
         "tests/scenarios/manager/test_logs.py",
         "tests/scenarios/manager/test_nemesis.py",
         "tests/scenarios/scheduler/test_crashes.py",

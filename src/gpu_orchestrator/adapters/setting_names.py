@@ -22,6 +22,7 @@ OF_MODELS = (
 """What a worker reads about models; `up` passes those of its `.env` on."""
 OF_OTHER_PROCESSES = (
     *OF_MODELS,
+    "GPU_ORCHESTRATOR_ADDRESS",
     "GPU_ORCHESTRATOR_CA",
     "GPU_ORCHESTRATOR_ON_DISCONNECT",
     "GPU_ORCHESTRATOR_SERVER",
