@@ -2,6 +2,8 @@
 
 import io
 import json
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -248,3 +250,30 @@ async def test_schedules_and_models_take_no_gangs(new_site: NewSite) -> None:
     assert (status, said.startswith("task.gang: a schedule queues single tasks")) == (422, True)
     status, said, _ = await refusal(site, "/tasks", body(2) | {"task_type": "llm", "model_name": "m"})
     assert (status, "load models, and" in said) == (422, True), said
+
+
+def written(site: Site, pattern: str) -> list[Path]:
+    return list(Path(site.running.manager.settings.data_dir).rglob(pattern))
+
+
+async def test_large_results_are_kept_with_the_gang_and_deleted_with_an_attempt(new_site: NewSite) -> None:
+    site = await new_site(result_inline_kb=1)
+    a = await site.join("a", max_concurrent=2, devices=(), address="10.0.0.1")
+    made = await submit(site, body(2))
+    first, second = await a.take(), await a.take()
+    assert await a.finish(first, "dropped " * 1000)
+    assert len(written(site, f"{first.task}.1.*")) == 1
+    await a.send(session.Failed(second.task, 1, session.TaskError("Lost", "again", True)))
+    again = [await a.take(), await a.take()]
+    for assign in again:
+        assert await a.finish(assign, assign.task * 100)
+    for name in made["members"]:
+        assert (await site.wait(name))["status"] == "completed"
+        _, result = await site.call("GET", f"/tasks/{name}/result")
+        assert result == name * 100
+    database = site.running.manager.store.database
+    due = await database._execute("ZRANGE", f"{database.prefix}results", 0, -1, "WITHSCORES")
+    scores = {bytes(at).split(b" ")[2]: float(score) for at, score in zip(due[::2], due[1::2], strict=True)}
+    assert len([score for score in scores.values() if score > 0]) == 2, "those of the attempt that counted"
+    soon_ms = (time.time() + 60 * 86400) * 1000
+    assert all(score < soon_ms for score in scores.values()), "they go with their tasks"
