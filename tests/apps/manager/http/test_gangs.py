@@ -277,3 +277,18 @@ async def test_large_results_are_kept_with_the_gang_and_deleted_with_an_attempt(
     assert len([score for score in scores.values() if score > 0]) == 2, "those of the attempt that counted"
     soon_ms = (time.time() + 60 * 86400) * 1000
     assert all(score < soon_ms for score in scores.values()), "they go with their tasks"
+
+
+async def test_members_on_workers_of_another_server_are_stopped_at_once(new_site: NewSite) -> None:
+    one: Site = await new_site("one")
+    two: Site = await new_site("two", redis_url=one.running.embedded.url)
+    a = await one.join("a", max_concurrent=1, devices=(), address="10.0.0.1")
+    b = await two.join("b", max_concurrent=1, devices=(), address="10.0.0.2")
+    for asked, other in ((two, one), (one, two)):
+        made = await submit(asked, body(2))
+        on_a, on_b = await a.take(), await b.take()
+        await b.send(session.Failed(on_b.task, 1, session.TaskError("Bad", "for good")))
+        assert (await a.receive(session.Cancel)).task == on_a.task, "scripted workers do not renew"
+        await a.send(session.Cancelled(on_a.task, 1))
+        ends = [await other.wait(name) for name in made["members"]]
+        assert [each["status"] for each in ends] == ["failed"] * 2
