@@ -281,7 +281,7 @@ async def test_large_results_are_kept_with_the_gang_and_deleted_with_an_attempt(
 
 async def test_members_on_workers_of_another_server_are_stopped_at_once(new_site: NewSite) -> None:
     one: Site = await new_site("one")
-    two: Site = await new_site("two", redis_url=one.running.embedded.url)
+    two: Site = await new_site("two", redis_url=one.running.manager.store.database.url)
     a = await one.join("a", max_concurrent=1, devices=(), address="10.0.0.1")
     b = await two.join("b", max_concurrent=1, devices=(), address="10.0.0.2")
     for asked, other in ((two, one), (one, two)):
