@@ -240,6 +240,20 @@ def test_an_owner_that_goes_leaves_its_place_to_the_others() -> None:
     assert world.engine.counts()["held"] == 3
 
 
+def test_those_that_come_later_keep_places_as_well() -> None:
+    """Also while the first one has none and waits for a hold."""
+    world = World(node("a", 8), node("b", 8, model="B"), rules=ReservationRules(4, 1))
+    world.ask("silent", 8, models=("B",))
+    world.ask("first", 8, models=("B",))
+    world.ask("five", 5, run_s=100.0)
+    world.wait(20.0)
+    world.ask("second", 8)
+    world.wait(10.0)
+    world.ask("third", 7)
+    world.wait(10.0)
+    assert "second" in world.kept
+
+
 def test_a_gang_keeps_its_places() -> None:
     world = World(node("a", 8), node("b", 8))
     world.ask("one", 5, run_s=100.0)

@@ -201,8 +201,8 @@ class Reservations:
         if not self.kept and not state[1]:
             self._wanted_at = None
             return
-        if state != self._seen and self._wanted_at is None:
-            self._wanted_at = now
+        if state != self._seen:
+            self._want(now)
         late = any(now >= each.at + LATE_S for each in self.kept.values())
         if now < self._allowed_at or not (late or (self._wanted_at is not None and self._wanted_at <= now)):
             return
@@ -232,6 +232,9 @@ class Reservations:
                 if now < each.looked_at + SOONER_EVERY_S:
                     self._want(each.looked_at + SOONER_EVERY_S)
                     continue
+            if self._cost >= HOLDERS_PER_S:
+                self._want(now)  # the others come in the next look
+                return
             each.looked_at, each.early = now, self._early
             found = self._found(each.waiting, now, guesses=each.is_hold, but=each)
             if found is not None and (must or found.at < each.at - 1.0):
@@ -257,6 +260,9 @@ class Reservations:
                 self._want(hold_at)
             if rest.look_at > now or not (self.ends or may_hold):
                 continue
+            if self._cost >= HOLDERS_PER_S:
+                self._want(now)  # the others come in the next look
+                return
             if len(self.kept) >= self.rules.most and not self._make_room_before(waiting):
                 return
             if (found := self._found(waiting, now, guesses=may_hold)) is None:
