@@ -30,6 +30,7 @@ class Bounds:
 class Decisions:
     def __init__(self, parts: Parts, choice: ModelChoice, bounds: Bounds, kept: Passing) -> None:
         self._parts, self._choice, self._bounds, self._kept = parts, choice, bounds, kept
+        self._places = kept.places
         self._order, self._cache, self._quota, self._fair_share = (
             parts.order,
             parts.cache,
@@ -62,7 +63,7 @@ class Decisions:
                 actions.append(Refuse(waiting.request, refusal))
                 continue
             model = "" if waiting.request.queue else waiting.request.shape.model
-            if not (self._kept and self._kept.passable(waiting)):
+            if not (self._places and self._kept.passable(waiting)):
                 refusal = queue.join_parked(waiting, cluster)
                 if refusal is None and not (model and self._models.is_pinned(model)):
                     refusal = queue.park_by_numbers(waiting, cluster, explained=self._bounds.explains)
@@ -107,7 +108,7 @@ class Decisions:
         if waiting.narrowed is not None:
             said = only_on(waiting.request.queue, waiting.narrowed.shape.models)
             refusal = replace(refusal, quota=said)
-        if self._kept and self._bounds.explains and (note := self._kept.note(waiting)):
+        if self._places and self._bounds.explains and (note := self._kept.note(waiting)):
             refusal = replace(refusal, kept=note)
         return Refuse(waiting.request, refusal)
 
@@ -126,7 +127,7 @@ class Decisions:
             self._quota.take(key, waiting.request.queue, answer)
         if waiting.request.run_s:
             self._kept.begins(key, waiting.request.run_s)
-        return Place(waiting.request, answer, bool(self._kept) and self._kept.enters(waiting, answer))
+        return Place(waiting.request, answer, bool(self._places) and self._kept.enters(waiting, answer))
 
     def _decide_gang(self, speaker: Waiting, now: float, actions: list[Action]) -> None:
         gang = self._gangs.spoken_for(speaker)
@@ -147,7 +148,7 @@ class Decisions:
             actions.append(PlaceGang(gang.terms.name, tuple(self._in_flight_with(*each) for each in answer)))
             self._gangs.placed(gang, now)
         if gang.refusal is not None:
-            note = self._kept.note(speaker) if self._kept else ""
+            note = self._kept.note(speaker) if self._places else ""
             said = replace(gang.refusal, kept=note) if note else gang.refusal
             actions.extend(Refuse(each, said) for each in self._gangs.untold(gang))
 
@@ -156,7 +157,7 @@ class Decisions:
         cluster = self._cache.cluster
         asked = gang, cluster, self._quota, self._order.cost, self._rng, self._gangs.steps(now)
         answer = judge(*asked)
-        if isinstance(answer, Refusal) and self._kept:
+        if isinstance(answer, Refusal) and self._places:
             run_s = [each.request.run_s for each in gang.waiting.values()]
             with lifted(self._kept.passable(speaker, max(run_s) if all(run_s) else 0.0), cluster) as places:
                 again = judge(*asked) if places else answer
@@ -208,7 +209,7 @@ class Decisions:
             if self._models:
                 answer = self._choice.spare(waiting, answer) or answer
             self._cache.assume(answer)
-        elif self._kept and (places := self._kept.passable(waiting)):
+        elif self._places and (places := self._kept.passable(waiting)):
             with lifted(places, self._cache.cluster):
                 answer = decide(*asked)
                 if isinstance(answer, Placement):

@@ -90,6 +90,7 @@ class Engine:
         self._choice = ModelChoice(self.models, self._fair_share, self.cluster, rng)
         self._reservations = Reservations(self._parts, reservations)
         self._passing = Passing(self._parts, self._reservations)
+        self._reserves, self._places = self._reservations.are_on, self._reservations.kept
         self._intake = Intake(self._parts, self._reservations, self._passing)
         bounds = Bounds(max_decisions, max_rows, explains)
         self._decisions = Decisions(self._parts, self._choice, bounds, self._passing)
@@ -190,23 +191,24 @@ class Engine:
         self._queue.wake_for_others(self.cluster)
         for gang in self._gangs.helped(self.cluster, self._quota, now):
             self._queue.push(self._gangs.enqueue(gang))
-        if self._passing and not self._in_flight.is_full:
+        if self._places and not self._in_flight.is_full:
             self._passing.offer()
         self._decisions.decide_active(now, actions)
-        self._reservations.tend(now, actions)
+        if self._reserves:
+            self._reservations.tend(now, actions)
         actions.extend(Refuse(*each) for each in self._gangs.short_too_long(now, len(self.cluster)))
         return actions
 
     def deadline(self, now: float) -> float | None:
         """Return when to call again if nothing happens before; None if only an event can change anything."""
-        has_next = self._queue.has_next() or self._passing.has_more
+        has_next = self._queue.has_next() or (self._reserves and self._passing.has_more)
         if self._queue.is_behind or (not self._in_flight.is_full and has_next):
             return now
         times = (
             self._queue.rested_at(),
             self._rechecks.next_at(),
             self._gangs.next_at(now),
-            self._reservations.next_at(now),
+            self._reservations.next_at(now) if self._reserves else None,
         )
         known = [at for at in times if at is not None]
         return max(min(known), now) if known else None

@@ -18,6 +18,7 @@ from gpu_orchestrator.engine.reservations import Reservations
 class Intake:
     def __init__(self, parts: Parts, reservations: Reservations, passing: Passing) -> None:
         self._parts, self._reservations, self._passing = parts, reservations, passing
+        self._reserves, self._places = reservations.are_on, reservations.kept
         self._order, self._cache, self._quota, self._fair_share = (
             parts.order,
             parts.cache,
@@ -106,10 +107,10 @@ class Intake:
         if request.gang is not None:
             if (speaker := self._gangs.enter(waiting, request.gang, now)) is not None:
                 self._queue.push(speaker)
-        elif self._passing and self._passing.passable(waiting):
+        elif self._places and self._passing.passable(waiting):
             self._queue.push(waiting)
         elif (refusal := self._queue.add(waiting, self._cache.cluster)) is not None:
-            note = self._passing.note(waiting) if self._passing else ""
+            note = self._passing.note(waiting) if self._places else ""
             actions.append(Refuse(request, replace(refusal, kept=note) if note else refusal))
             model = request.shape.model
             if model and self._rechecks.are_enough(model, self._models.line.count(model)):
@@ -143,7 +144,8 @@ class Intake:
         self._queue.limits_changed(self._fair_share.let_go(key))
         if self._quota.let_go(key):
             self._gangs.something_freed()
-        self._reservations.ended(key)
+        if self._reserves:
+            self._reservations.ended(key)
         self._models.ended(key, self._parts.now)
         self._wake(self._cache.release(key))
 
@@ -167,7 +169,8 @@ class Intake:
         if (waiting := self._in_flight.land(key)) is None:
             return
         self._cache.confirm(key)
-        self._reservations.begins(key, waiting.request.run_s)
+        if waiting.request.run_s:
+            self._reservations.begins(key, waiting.request.run_s)
         self._gangs.confirm(key, has_ended=key in self._left)
         if key in self._left:
             self._release(key)
@@ -180,7 +183,8 @@ class Intake:
         freed = self._cache.forget(key)
         self._queue.limits_changed(self._fair_share.let_go(key))
         self._quota.let_go(key)
-        self._reservations.ended(key)
+        if self._reserves:
+            self._reservations.ended(key)
         self._models.ended(key, now, has_run=False)
         self._gangs.ends(key)
         if key in self._left:
@@ -199,7 +203,8 @@ class Intake:
     def _wake(self, node: str | None, *, observed: bool = False) -> None:
         """Something became free on a node: offer it to the requests that fit there now."""
         if node is not None:
-            self._reservations.something_freed(node)
+            if self._reserves:
+                self._reservations.something_freed(node)
             self._gangs.something_freed()
             self._queue.wake_for(self._cache.cluster, node, observed=observed)
             if self._models:

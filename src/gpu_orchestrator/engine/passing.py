@@ -20,6 +20,8 @@ MOST_OFFERED = 256
 class Passing:
     def __init__(self, parts: Parts, reservations: Reservations) -> None:
         self._parts, self._reservations = parts, reservations
+        self.places = reservations.kept
+        """What is kept now; empty mostly, and then nothing here is to be asked."""
         self._cache, self._queue, self._gangs = parts.cache, parts.queue, parts.gangs
         self._offered, self._left = set[str](), set[str]()
         """Requests that were offered a place since something became free, and nodes to offer to more."""

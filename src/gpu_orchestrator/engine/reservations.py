@@ -173,7 +173,7 @@ class Reservations:
 
     def next_at(self, now: float) -> float | None:
         """Return when `tend` has something to do; None if only an event can change that."""
-        if not self.are_on:
+        if not self.kept and self._wanted_at is None:
             return None
         times = [each.expires if each.is_hold else each.at + LATE_S for each in self.kept.values()]
         if self._wanted_at is not None:
@@ -193,14 +193,14 @@ class Reservations:
 
     def tend(self, now: float, actions: list[Action]) -> None:
         """Drop, move and make places, as far as it is time for that."""
-        if not self.are_on:
-            return
-        self.drop_done()
-        self._expire(now, actions)
-        state = self._changes, len(self._queue) + self._gangs.size
-        if not self.kept and not state[1]:
+        waiting = len(self._queue) + self._gangs.size
+        if self.kept:
+            self.drop_done()
+            self._expire(now, actions)
+        elif not waiting:
             self._wanted_at = None
             return
+        state = self._changes, waiting
         if state != self._seen:
             self._want(now)
         late = any(now >= each.at + LATE_S for each in self.kept.values())
