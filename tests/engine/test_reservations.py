@@ -254,6 +254,15 @@ def test_those_that_come_later_keep_places_as_well() -> None:
     assert "second" in world.kept
 
 
+def test_no_place_is_kept_for_longer_than_a_day_ahead() -> None:
+    """Or two pods could keep a node's free GPUs from all others for a year."""
+    world = World(node("a", 8))
+    world.ask("endless", 5, run_s=3e7)
+    world.ask("big", 8)
+    assert world.kept == {}
+    assert world.ask("small", 3)
+
+
 def test_a_gang_keeps_its_places() -> None:
     world = World(node("a", 8), node("b", 8))
     world.ask("one", 5, run_s=100.0)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 LEAST_LATE_S = 30.0
 """Who is late is taken to need this long at least: it is being ended, and its devices are being released."""
 MOST_LATE_S = 3600.0
+MOST_AHEAD_S = 86_400.0
+"""Ends further away are taken as unknown: what is free beside them would be kept from others for too long."""
 
 
 class Ends:
@@ -36,6 +38,6 @@ class Ends:
         """Return when what is held under this key is free, by what is known; None if nothing is."""
         at = self._at.get(self._owner_of(key))
         if at is None or at > now:
-            return at
+            return at if at is not None and at - now <= MOST_AHEAD_S else None
         late_s = now - at
         return now + max(late_s, LEAST_LATE_S) if late_s <= MOST_LATE_S else None

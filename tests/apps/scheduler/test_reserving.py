@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.controllers.overruns import OverrunController
 from gpu_orchestrator.apps.scheduler.cycle import reserving
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
 from gpu_orchestrator.apps.scheduler.settings import Settings
 from gpu_orchestrator.engine.reservation_rules import ReservationRules
+from tests.apps.scheduler.test_health import BLOCKED, Server
 from tests.support.scheduler_harness import World
 from tests.support.scheduler_objects import node, pod
 
@@ -95,27 +97,65 @@ class Reporter:
         self.told.append((pod.metadata.name, why))
 
 
-async def test_pod_that_runs_longer_is_told_once() -> None:
-    world, reporter, metrics = with_big(), Reporter(), Metrics()
-    overruns = OverrunController(
-        None,  # type: ignore[arg-type]
+def overruns(
+    world: World, reporter: Reporter, metrics: Metrics, server: Server, *, evicts: bool
+) -> OverrunController:
+    """Return a controller, a minute after `five` should have ended."""
+    world.now = 165.0
+    world.coordinator.tick()
+    return OverrunController(
+        Client(server),
         world.coordinator,
         reporter,  # type: ignore[arg-type]
         metrics=metrics,
         may_write=lambda: True,
-        evicts=False,
+        evicts=evicts,
     )
-    world.now = 150.0
+
+
+def counted(metrics: Metrics, action: str) -> float | None:
+    return metrics.registry.get_sample_value("gpu_scheduler_overrun_pods_total", {"action": action})
+
+
+WHY = "runs longer than it declared, and another pod waits for its place"
+
+
+async def test_pod_that_runs_longer_is_told_once() -> None:
+    world, reporter, metrics, server = with_big(), Reporter(), Metrics(), Server()
+    controller = overruns(world, reporter, metrics, server, evicts=False)
+    await controller.check()
+    await controller.check()
+    assert reporter.told == [("five", WHY)]
+    assert counted(metrics, "told") == 1
+    assert server.evicted == []
+
+
+async def test_pod_that_is_late_by_less_than_a_minute_is_left_alone() -> None:
+    world, reporter, metrics, server = with_big(), Reporter(), Metrics(), Server()
+    controller = overruns(world, reporter, metrics, server, evicts=True)
+    world.now = 155.0
     world.coordinator.tick()
-    await overruns.check()
-    assert reporter.told == []
-    world.now = 165.0
-    world.coordinator.tick()
-    await overruns.check()
-    await overruns.check()
-    assert reporter.told == [("five", "runs longer than it declared, and another pod waits for its place")]
-    told = metrics.registry.get_sample_value("gpu_scheduler_overrun_pods_total", {"action": "told"})
-    assert told == 1
+    await controller.check()
+    assert (reporter.told, server.evicted) == ([], [])
+
+
+async def test_pod_that_runs_longer_is_evicted_if_that_is_wanted() -> None:
+    world, reporter, metrics, server = with_big(), Reporter(), Metrics(), Server()
+    await overruns(world, reporter, metrics, server, evicts=True).check()
+    assert server.evicted == ["five"]
+    assert reporter.told == [("five", f"{WHY}; evicted")]
+    assert counted(metrics, "evicted") == 1
+
+
+async def test_budget_that_forbids_the_eviction_is_told_once() -> None:
+    world, reporter, metrics, server = with_big(), Reporter(), Metrics(), Server()
+    server.refusal = BLOCKED
+    controller = overruns(world, reporter, metrics, server, evicts=True)
+    await controller.check()
+    await controller.check()
+    ((name, why),) = reporter.told
+    assert (name, counted(metrics, "blocked")) == ("five", 1)
+    assert f"{WHY}; not evicted" in why
 
 
 @pytest.mark.parametrize(
