@@ -113,6 +113,20 @@ def test_command_whose_extra_is_not_installed_names_it(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_backup_needs_a_store_that_is_not_installed(alone: Environment, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    done = subprocess.run(
+        [alone.program, "backup", "to", "--data", str(tmp_path)],
+        env={"HOME": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("gpu-orchestrator: the embedded store is not installed; it comes with pip ")
+
+
 @contextmanager
 def up(serves: Environment, folder: Path, *words: str) -> Iterator[User]:
     """Run `up` where no other program can be found: no Node, no Go, not even a shell."""

