@@ -17,6 +17,7 @@ from gpu_orchestrator.apps.scheduler.defrag.look import Seen
 from gpu_orchestrator.apps.scheduler.defrag.perform import NotMoved, Performer
 from gpu_orchestrator.apps.scheduler.defrag.plan import BadWish, Plan, Wish
 from gpu_orchestrator.cli import output, times
+from gpu_orchestrator.cli.plain import visible
 from gpu_orchestrator.cli.tables import Column
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.defragment import Moves
@@ -96,7 +97,7 @@ def _tell(made: Plan) -> None:
     pods = f"{len(made.wanted)} {'pod' if len(made.wanted) == 1 else 'pods'}"
     wanted = f"{pods} with {shape.gpus} {'GPU' if shape.gpus == 1 else 'GPUs'}"
     if not isinstance(answer, Moves):
-        output.say(f"no room for {wanted}: {answer.message}", *_kept(made))
+        output.say(visible(f"no room for {wanted}: {answer.message}"), *_kept(made))
         return
     if not answer.moves:
         output.say(f"there is room for {wanted} already: {_listed(answer.room)}")

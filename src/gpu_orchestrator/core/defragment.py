@@ -17,7 +17,7 @@ from gpu_orchestrator.core.decide import decide_among
 from gpu_orchestrator.core.gang import Gang, GangRefusal, PolicyOf, decide_gang
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import GangTerms, Request
-from gpu_orchestrator.core.standing import current, first_obstacle
+from gpu_orchestrator.core.standing import FITS, current, first_obstacle
 from gpu_orchestrator.core.victims import Evictable, allows, cost, few, forbidding
 
 MOST_CHECKS = 5_000
@@ -27,6 +27,8 @@ MOST_NODES = 128
 RELOCATION = 10
 """To look for other places costs as much as this many checks, and three more for each pod."""
 FREE = 0, 0.0
+SEARCH_STEPS = 3_000
+"""Nodes that the search for other places tries in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ class _Search:
         self.best: Moves | None = None
         self.nowhere: set[int] = set()
         self._hopeless: set[object] = set()
+        self._steps = [SEARCH_STEPS]
 
     def descend(self, left: Sequence[Request], start: int, gone: Gone, world: Cluster, room: Room) -> None:
         """Clear nodes from number `start` on for those that are left; keep the result if it is the best."""
@@ -251,7 +254,7 @@ class _Search:
         twin = world.copy()
         for name in closed:
             twin.set_node(replace(twin.node(name), schedulable=False))
-        moves = _moved(gone, twin, self.terms)
+        moves = _moved(gone, twin, self.terms, self._steps)
         if moves is None:
             self._hopeless.add((closed, asked))
         return moves
@@ -267,7 +270,7 @@ class _Search:
                 stays += self._fits_without(row, held, self.cluster)
             elif not self._fits(row, may_go, self.cluster) or not self._is_allowed(may_go):
                 blocked[forbidding([each.held for each in here], self.terms.budgets)] += 1
-        is_complete = self.checks > 0 and len(self.order) == len(self.eligible)
+        is_complete = min(self.checks, self._steps[0]) > 0 and len(self.order) == len(self.eligible)
         forbidden = tuple(sorted(blocked.items()))
         return NoMoves(answer.placed, answer.reason, stays, len(self.nowhere), forbidden, is_complete)
 
@@ -276,9 +279,12 @@ class _Search:
         return node.name if node else ""
 
 
-def _moved(gone: Gone, world: Cluster, terms: Terms) -> tuple[Move, ...] | None:
+def _moved(gone: Gone, world: Cluster, terms: Terms, steps: list[int]) -> tuple[Move, ...] | None:
     """Return places for all of these, each of which is in `world` then. Gangs that need one domain of nodes
-    come first, all others together."""
+    come first, all others together. `steps` is how many the search for them may take."""
+    for member in {member.shape: member for each in gone for member in each.members}.values():
+        if not (current(member.shape, world, terms.policy_of(member)).codes == FITS).any():
+            return None
     found: dict[str, Placement] = {}
     confined = [each for each in gone if each.terms and each.terms.domain]
     gangs = [(each.terms or GangTerms(""), each.members) for each in confined]
@@ -286,7 +292,7 @@ def _moved(gone: Gone, world: Cluster, terms: Terms) -> tuple[Move, ...] | None:
         gangs.append((GangTerms("those that move", len(others)), others))
     for of_gang, members in gangs:
         asked = Gang(of_gang, members, len(members))
-        answer = decide_gang(asked, world, terms.policy_of, terms.rng)
+        answer = decide_gang(asked, world, terms.policy_of, terms.rng, steps)
         if isinstance(answer, GangRefusal):
             return None
         for place in answer:
