@@ -191,7 +191,7 @@ def test_install_update_and_remove(new_cluster: NewCluster, tmp_path: Path) -> N
     assert kept.returncode == 0, kept.stderr
     assert "1 GPUWorkload(s) and 1 GpuClaim(s) stay" in kept.stdout
     assert f"uninstall.sh {SYSTEM} --all" in kept.stdout
-    assert count(cluster, "crd") == 3
+    assert count(cluster, "crd") == 4
     assert cluster.kubectl("get", "deployments", "-n", SYSTEM, "-o", "name").split() == [
         "deployment.apps/gpu-scheduler",
         "deployment.apps/gpu-scheduler-webhook",
@@ -346,7 +346,7 @@ def check_other_namespaces_are_refused(cluster: Cluster) -> None:
     assert cluster.kubectl("get", "clusterrolebinding", "gpu-scheduler", "-o", subjects) == SYSTEM
     assert count(cluster, "ns", "elsewhere") == 0
     assert count(cluster, "deployments", "-n", SYSTEM) == 3
-    assert count(cluster, "crd") == 3
+    assert count(cluster, "crd") == 4
 
 
 @pytest.mark.parametrize("name", ["deploy.sh", "uninstall.sh"])
