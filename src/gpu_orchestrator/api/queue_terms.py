@@ -1,7 +1,5 @@
 """A GpuQueue as the core's terms, and which namespaces it selects. Pure."""
 
-from collections.abc import Iterable
-
 from gpu_orchestrator.api.gpuqueue import GpuQueue, NamespaceSelector
 from gpu_orchestrator.core.queue_terms import QueueTerms, Reclaim, Within
 from gpu_orchestrator.core.request import Expression
@@ -30,14 +28,3 @@ def conditions(selector: NamespaceSelector) -> tuple[Expression, ...]:
     equal = (Expression(key, "In", (value,)) for key, value in selector.match_labels.items())
     others = (Expression(each.key, each.operator, tuple(each.values)) for each in selector.match_expressions)
     return (*equal, *others)
-
-
-def ranked(queues: Iterable[GpuQueue]) -> tuple[str, ...]:
-    """Return the names of the queues that select one namespace, the one that its pods belong to first: the
-    one with the most conditions, among equals the first by name."""
-    return tuple(each.metadata.name for each in sorted(queues, key=_rank))
-
-
-def _rank(queue: GpuQueue) -> tuple[int, str]:
-    selector = queue.spec.namespace_selector
-    return -(selector.conditions if selector else 0), queue.metadata.name

@@ -29,6 +29,7 @@ Read the modules in this order:
   accounting/nominations     room that another scheduler has made for a pod of its own
   accounting/lease_index     device leases by device and by pod, and which of them count as taken
   accounting/pod_queues      which GpuQueue each pod belongs to
+  accounting/selectors       which GpuQueues select a namespace
   accounting/agent_liveness  which nodes have a live agent
   actions                    what the coordinator asks the executor to do, and the outcomes that come back
   executor                   runs these jobs concurrently and reports each outcome to the coordinator

@@ -56,6 +56,8 @@ class Holdings:
         self._queue_of = queue_of
         self._ends_at = ends_at
         self._placements: dict[str, Placement] = {}
+        self._counted_in: dict[str, str] = {}
+        """The queue in which each bound pod counts, if in any."""
         self._named: dict[str, tuple[int, ...]] = {}
 
     def __contains__(self, uid: str) -> bool:
@@ -95,9 +97,10 @@ class Holdings:
         here = [each for each in held if each.ref.node == node]
         return deviceleases.bound_attempt(self._named.get(uid, ()), here) in ("", lost.holder.since)
 
-    def record(self, uid: str, placement: Placement) -> None:
-        """Record a pod that we have bound; the engine counts its placement already."""
+    def record(self, uid: str, placement: Placement, queue: str = "") -> None:
+        """Record a pod that we have bound; the engine counts its placement already, in this queue."""
         self._placements[uid] = placement
+        self._count_in(uid, queue)
         self.nodes.recount(uid, placement.node)
 
     def add(self, pod: Pod, *, by_annotation: bool) -> None:
@@ -115,7 +118,8 @@ class Holdings:
             devices = self._without_lease(pod)
         placement = self._placement(pod, taken, devices)
         self._placements[uid] = placement
-        self._feed(PlacementObserved(placement, queue=self._queue_of(uid), ends_at=self._ends_at(pod)))
+        queue = self._count_in(uid, self._queue_of(uid))
+        self._feed(PlacementObserved(placement, queue=queue, ends_at=self._ends_at(pod)))
         self.nodes.recount(uid, placement.node)
 
     def _without_lease(self, pod: Pod) -> Placement | None:
@@ -149,14 +153,24 @@ class Holdings:
             neighbour=neighbours.neighbour(pod, self._stores),
         )
 
-    def requeue(self, uid: str) -> None:
+    def requeue(self, pod: Pod) -> None:
         """Count a bound pod in the queue that it belongs to now."""
-        if (placement := self._placements.get(uid)) is not None:
-            self._feed(PlacementObserved(placement, queue=self._queue_of(uid)))
+        uid = pod.metadata.uid
+        placement, queue = self._placements.get(uid), self._queue_of(uid)
+        if placement is not None and queue != self._counted_in.get(uid, ""):
+            self._count_in(uid, queue)
+            self._feed(PlacementObserved(placement, queue=queue, ends_at=self._ends_at(pod)))
+
+    def _count_in(self, uid: str, queue: str) -> str:
+        self._counted_in.pop(uid, None)
+        if queue:
+            self._counted_in[uid] = queue
+        return queue
 
     def remove(self, uid: str) -> Placement | None:
         """Remove an ended pod; return what it held."""
         self._named.pop(uid, None)
+        self._counted_in.pop(uid, None)
         return self._placements.pop(uid, None)
 
     def keep_ended(self, uid: str, placement: Placement, leased: Iterable[int]) -> None:

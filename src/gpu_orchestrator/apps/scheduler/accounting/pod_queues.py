@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gpu_orchestrator.adapters.kube.informer.store import Store
-from gpu_orchestrator.api import claims, names, queue_status, queue_terms
-from gpu_orchestrator.api.gpuqueue import DEFAULT, GpuQueue, NamespaceSelector
+from gpu_orchestrator.api import claims, names, queue_status
+from gpu_orchestrator.api.gpuqueue import DEFAULT, GpuQueue
 from gpu_orchestrator.api.kubernetes import Namespace, Pod
-from gpu_orchestrator.core.request import Expression
+from gpu_orchestrator.apps.scheduler.accounting.selectors import Selectors
 
 NONE = ""
 MOST_SAID = 5
@@ -34,29 +34,25 @@ class PodQueues:
 
     def __init__(
         self,
-        queues: Store[GpuQueue],
         namespaces: Store[Namespace],
         our_pods: Mapping[str, Pod],
         *,
         recorded: Callable[[str], str],
     ) -> None:
-        self._queues, self._namespaces, self._our_pods = queues, namespaces, our_pods
-        self._recorded = recorded
+        self._namespaces, self._our_pods, self._recorded = namespaces, our_pods, recorded
+        self._queues = Selectors()
         self._bound: dict[str, str] = {}
         """What we have bound ourselves, by UID."""
         self._ranked: dict[str, tuple[str, ...]] = {}
         """By namespace, the queues that select it. It has the namespaces of all pods that were asked for."""
-        self._conditions: dict[str, tuple[NamespaceSelector, tuple[Expression, ...]]] = {}
-        """By queue, its selector and what that means."""
-        self._has_queues = False
+        self._overlaps: dict[str, str] | None = None
 
     def selecting(self, namespace: str) -> tuple[str, ...]:
         """Return the queues that select a namespace, the one of pods without a label first."""
         found = self._ranked.get(namespace)
         if found is None:
-            labels = self._labels(namespace)
-            mine = (each for each in self._queues if self._selects(each, labels))
-            found = self._ranked[namespace] = queue_terms.ranked(mine)
+            found = self._ranked[namespace] = self._queues.selecting(self._labels(namespace))
+            self._overlaps = None
         return found
 
     def of_waiting(self, pod: Pod) -> str | NoQueue:
@@ -95,23 +91,27 @@ class PodQueues:
 
     def queue_changed(self, old: GpuQueue | None, new: GpuQueue | None) -> list[str]:
         """Return the namespaces whose pods may belong to another queue now."""
-        if old is not None and new is not None and old.spec.namespace_selector == new.spec.namespace_selector:
+        if (queue := new or old) is None:
             return []
-        had_queues, self._has_queues = self._has_queues, bool(len(self._queues))
-        labels_count = had_queues != self._has_queues  # from the first queue to the last
-        if labels_count:
+        had_queues, name = bool(len(self._queues)), queue.metadata.name
+        before = self._queues.set(name, new)
+        self._overlaps = None
+        if had_queues != bool(len(self._queues)):  # labels of pods count from the first queue to the last
             self._ranked.clear()
             return sorted({each.metadata.namespace for each in self._our_pods.values()})
-        changed = [each for each in (old, new) if each is not None]
-        found = [
-            each for each in self._ranked if any(self._selects(one, self._labels(each)) for one in changed)
-        ]
-        for each in found:
-            del self._ranked[each]
-            self.selecting(each)  # keeps it among the namespaces that were asked for
-        if new is None and old is not None:
-            self._conditions.pop(old.metadata.name, None)
-        return found
+        if old is not None and new is not None and before == new.spec.namespace_selector:
+            return []
+        return [each for each in self._ranked if self._rank_again(each, name)]
+
+    def _rank_again(self, namespace: str, queue: str) -> bool:
+        """Return True if a queue that changed selects this namespace, or did before."""
+        known = self._ranked[namespace]
+        selects = self._queues.is_selected(queue, self._labels(namespace))
+        if not selects and queue not in known:
+            return False
+        others = [each for each in known if each != queue]
+        self._ranked[namespace] = self._queues.ranked([*others, queue] if selects else others)
+        return True
 
     def namespace_changed(self, old: Namespace | None, new: Namespace | None) -> str:
         """Return the namespace if its pods may belong to another queue now; empty if not."""
@@ -120,7 +120,7 @@ class PodQueues:
             old is not None and new is not None and old.metadata.labels == new.metadata.labels
         ):
             return ""
-        before = self._ranked.pop(seen.metadata.name, None)
+        before, self._overlaps = self._ranked.pop(seen.metadata.name, None), None
         if new is None or before is None or before == self.selecting(new.metadata.name):
             return ""
         return new.metadata.name
@@ -131,6 +131,11 @@ class PodQueues:
 
     def overlaps(self) -> dict[str, str]:
         """Return what is said of the queues that select a namespace of pods which others select, too."""
+        if self._overlaps is None:
+            self._overlaps = self._find_overlaps()
+        return self._overlaps
+
+    def _find_overlaps(self) -> dict[str, str]:
         found: dict[str, tuple[str, str, int]] = {}
         for namespace, queues in self._ranked.items():
             for each in queues if len(queues) > 1 else ():
@@ -140,15 +145,6 @@ class PodQueues:
         return {
             name: queue_status.overlap(at, name, first, more) for name, (at, first, more) in found.items()
         }
-
-    def _selects(self, queue: GpuQueue, labels: Mapping[str, str]) -> bool:
-        if (selector := queue.spec.namespace_selector) is None:
-            return False
-        name = queue.metadata.name
-        known = self._conditions.get(name)
-        if known is None or known[0] is not selector:
-            known = self._conditions[name] = selector, queue_terms.conditions(selector)
-        return all(each.holds(labels.get(each.key)) for each in known[1])
 
     def _labels(self, namespace: str) -> Mapping[str, str]:
         found = self._namespaces.get(namespace)

@@ -53,9 +53,8 @@ class BoundPods:
         self._shared.queues.bound(uid, job.queue)
         if uid in self._our_pods:
             self._pending.clear_reason(uid)
-            self._holdings.record(uid, placement)
-            if self._shared.queues.of_bound(uid) != job.queue:
-                self._requeue(uid)  # its queue is gone, or another came, while it was bound
+            self._holdings.record(uid, placement, job.queue)
+            self._requeue(uid)  # its queue may be gone, or another have come, while it was bound
         else:  # it ended before the bind was answered
             self._holdings.keep_ended(uid, placement, self._lease_index.devices(uid, placement.node))
             self._shared.queues.forget(uid)

@@ -81,9 +81,7 @@ class Coordinator:
             changed=lambda uid, node: self.nodes.recount(uid, node),
             queue_of=lambda uid: self.queues.of_bound(uid),
         )
-        self.queues = PodQueues(
-            stores.gpu_queues, stores.namespaces, self.our_pods, recorded=self.lease_index.recorded
-        )
+        self.queues = PodQueues(stores.namespaces, self.our_pods, recorded=self.lease_index.recorded)
         self.holdings = Holdings(
             self._feed,
             stores,

@@ -10,6 +10,7 @@ from itertools import islice
 
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.cycle.shape_limit import Kind, ShapeLimit, kind_of
+from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import Event, RequestAdded, RequestRemoved
 from gpu_orchestrator.policies.registry import UnknownPolicy
@@ -50,6 +51,10 @@ class PendingPods:
     def reason(self, uid: str) -> str:
         """Return the reason last reported for the pod; empty if none was."""
         return self._reasons.get(uid, "")
+
+    def request_of(self, uid: str) -> Request | None:
+        """Return the request with which the pod waits; None if it has none, or has not entered yet."""
+        return self._limit.request_of(uid)
 
     def held_back(self) -> int:
         """Return how many pods wait outside the engine because their namespace has too many shapes there."""

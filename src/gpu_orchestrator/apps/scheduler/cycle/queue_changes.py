@@ -37,7 +37,8 @@ class QueueChanges:
 
     def requeue(self, uid: str) -> None:
         """Count what a bound pod holds in the queue that it belongs to now."""
-        self._shared.holdings.requeue(uid)
+        if (pod := self._shared.our_pods.get(uid)) is not None:
+            self._shared.holdings.requeue(pod)
         self._shared.lease_index.requeue(uid)
 
     def _requeue(self, namespaces: set[str], queue: str) -> None:
@@ -48,5 +49,12 @@ class QueueChanges:
                 self.requeue(uid)
 
     def _check_waiting(self, namespaces: Iterable[str]) -> None:
-        pods = self._shared.stores.pods
-        self._check([pod for each in namespaces for pod in pods.by("waiting", each)])
+        waiting = self._shared.stores.pods.by
+        self._check(
+            [pod for each in namespaces for pod in waiting("waiting", each) if self._may_have_moved(pod)]
+        )
+
+    def _may_have_moved(self, pod: Pod) -> bool:
+        """Return False if the pod waits in its queue already."""
+        request = self._shared.pending.request_of(pod.metadata.uid)
+        return request is None or request.queue != self._queues.of_waiting(pod)
