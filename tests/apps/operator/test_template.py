@@ -72,6 +72,7 @@ def test_labels_of_the_workload_are_beneath_those_of_the_template() -> None:
         ("kueue.x-k8s.io/queue-name", True, False, True),
         ("gpu.warp.dev/made-from", False, False, False),
         ("gpu.scheduling/allocated", False, False, False),
+        ("gpu.scheduling/queue", False, True, False),
         ("batch.kubernetes.io/job-name", False, False, False),
         ("controller-uid", False, False, False),
         ("applyset.kubernetes.io/part-of", False, False, False),
