@@ -272,6 +272,7 @@ def test_slices_do_not_change_what_is_placed(seed: int, length: int, at_once: in
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(unschedulable, "WAVE", 1)
             patch.setattr(turns, "FEW", 0)
+            patch.setattr(turns, "FEW_FLOWS", 0)
             patch.setattr(wakeup_index, "FEW", 0)
             patch.setattr(standing_cache, "KEEP", 2)
             patch.setattr(standing_cache, "KEEP_REFUSED", 1)

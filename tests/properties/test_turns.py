@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.decide import decide
 from gpu_orchestrator.core.request import Request
-from gpu_orchestrator.engine import unschedulable
+from gpu_orchestrator.engine import turns, unschedulable
 from gpu_orchestrator.engine.cache import Cache
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
@@ -101,11 +101,12 @@ class Naive:
     seed=st.integers(0, 2**32),
     length=st.integers(1, 60),
     wave=st.sampled_from([1, 512]),
+    few=st.sampled_from([0, 8]),
     per_call=st.sampled_from([1, 1000]),
     order=st.sampled_from([PriorityThenTime(), FairBands()]),
 )
 def test_freed_places_go_to_whom_deciding_everybody_again_would_give_them(
-    seed: int, length: int, wave: int, per_call: int, order: Order
+    seed: int, length: int, wave: int, few: int, per_call: int, order: Order
 ) -> None:
     rng, naive = Random(seed), Naive(order)
     engine = Engine(REGISTRY.policy_of, Random(1), order=order, max_decisions=per_call)
@@ -113,6 +114,8 @@ def test_freed_places_go_to_whom_deciding_everybody_again_would_give_them(
     now, held = 0.0, list[str]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unschedulable, "WAVE", wave)
+        patch.setattr(turns, "FEW", few)
+        patch.setattr(turns, "FEW_FLOWS", few)
         for number in range(length):
             now += rng.choice([0.0, 0.3, 5.0])
             event = _some_event(rng, [*naive.waiting, *held], shapes, number)

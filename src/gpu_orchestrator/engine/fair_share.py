@@ -104,12 +104,17 @@ class FairShare:
         self._full: set[str] = set()
         self._is_arranged = True
         self._forget_above = FORGET_ABOVE
-        self._version = 0
+        self._version = self._epoch = 0
 
     @property
     def version(self) -> int:
         """Changes whenever the turn of a flow may have."""
         return self._version + self.backs
+
+    @property
+    def epoch(self) -> int:
+        """Changes whenever the turns of many flows may have; otherwise those that change become later."""
+        return self._epoch + self.backs
 
     @property
     def backs(self) -> int:
@@ -159,19 +164,20 @@ class FairShare:
         if count > FEW and 0.0 <= now - self._paid_at < count * PER_FLOW_S:
             return
         self._paid_at = now
-        for node in self._holding:
-            if node.pay(now, self._quiet):
-                self._version += 1
+        if sum([node.pay(now, self._quiet) for node in self._holding]):
+            self._version += 1
+            self._epoch += 1
 
     def charge(self, flow: str, cost: float) -> None:
         """Charge the flow for a request that starts."""
         self._version += 1
         for node in self._flow(flow).path:
-            if not self._is_single:
-                node.pay(self._clock, self._quiet)
             if (above := node.up) is not None:
-                above.now = node.start()
-                node.next = above.now + cost / node.weight * BEGINNING_S
+                # First `now`: it must not pass others that are charged as late as this one.
+                above.now = node.next = node.start()
+                if not self._is_single:
+                    node.pay(self._clock, self._quiet)
+                node.next += cost / node.weight * BEGINNING_S
 
     def take(self, key: str, flow: str, cost: float) -> bool:
         """Count one more placement of the flow, once per key. Return True if its at-limit state changed."""
@@ -206,6 +212,7 @@ class FairShare:
         """Queues came, went or are declared otherwise."""
         self._is_arranged = False
         self._version += 1
+        self._epoch += 1
 
     def _judge(self, node: _Node) -> bool:
         """Return True if the flow's at-limit state changed."""

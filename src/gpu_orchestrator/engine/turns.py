@@ -6,11 +6,12 @@ columns, so that the next of ten thousand lines is found with a few comparisons 
 """
 
 from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_orchestrator.core.columns import Floats, Ints, where
+from gpu_orchestrator.core.columns import Bools, Floats, Ints, where
 from gpu_orchestrator.engine import slot_sets
 from gpu_orchestrator.engine.fair_share import FairShare, Start
 from gpu_orchestrator.engine.queue import Waiting
@@ -23,6 +24,8 @@ NOWHERE = -1
 """The slot of an unused row. `in_turn` looks it up too, as the last flag, which is never set."""
 FEW = 8
 """Up to this number, lines are sorted one by one: numpy costs more than it saves there."""
+FEW_FLOWS = 16
+"""Up to this number, flows are compared whenever lines are asked for; more are kept in order."""
 
 
 Turn = tuple[int, Start, str, tuple[float, ...], int]
@@ -143,12 +146,39 @@ class Turns:
                 column[at] = value
 
     def _by_flow(self, lines: Ints) -> Iterator[Line]:
-        flows, share = self._flow[lines], self._fair_share
-        names = [self._flows.names[number] for number in where(np.bincount(flows) > 0).tolist()]
-        turns = [(share.start(flow), flow) for flow in names if not share.is_full(flow)]
-        for flow in _in_order(turns):
-            number = self._flows.numbers[flow]
-            yield from self._by_rank(lines if len(names) == 1 else lines[flows == number])
+        flows = self._flow[lines]
+        is_there = np.bincount(flows) > 0
+        count = int(np.count_nonzero(is_there))
+        for number in self._few_flows(is_there) if count <= FEW_FLOWS else self._many_flows(is_there):
+            yield from self._by_rank(lines if count == 1 else lines[flows == number])
+
+    def _few_flows(self, is_there: Bools) -> list[int]:
+        """Return the numbers of these flows in turn."""
+        share, numbers = self._fair_share, self._flows.numbers
+        names = [self._flows.names[number] for number in where(is_there).tolist()]
+        return [
+            numbers[flow]
+            for _, flow in sorted((share.start(each), each) for each in names if not share.is_full(each))
+        ]
+
+    def _many_flows(self, is_there: Bools) -> Iterator[int]:
+        """Yield the numbers of these flows in turn. The order of all is kept, as far as it was asked for."""
+        share, numbers, heap = self._fair_share, self._flows.numbers, self._flows.in_order(self._fair_share)
+        seen: list[tuple[Start, str]] = []
+        try:
+            while heap:
+                start, flow = heap[0]
+                if (number := numbers.get(flow, NOWHERE)) == NOWHERE:
+                    self._flows.ordered.discard(heappop(heap)[1])
+                elif (now := share.start(flow)) > start:
+                    heapreplace(heap, (now, flow))
+                else:
+                    seen.append(heappop(heap))
+                    if number < len(is_there) and is_there[number] and not share.is_full(flow):
+                        yield number
+        finally:
+            for entry in seen:
+                heappush(heap, entry)
 
     def _by_rank(self, lines: Ints) -> Iterator[Line]:
         first = self._first(lines)
@@ -186,6 +216,24 @@ class _Numbers:
         self.names: list[str] = []
         self._lines: list[int] = []
         self._unused: list[int] = []
+        self._order: list[tuple[Start, str]] = []
+        self.ordered: set[str] = set()
+        """Those that are in the order."""
+        self._missing: list[str] = []
+        self._epoch = -1
+
+    def in_order(self, share: FairShare) -> list[tuple[Start, str]]:
+        """Return a heap of all flows by their turn: too early it may be, too late it is not."""
+        if self._epoch != share.epoch:
+            self._epoch, self.ordered = share.epoch, set(self.numbers)
+            self._order = [(share.start(flow), flow) for flow in self.numbers]
+            heapify(self._order)
+        for flow in self._missing:
+            if flow in self.numbers and flow not in self.ordered:
+                self.ordered.add(flow)
+                heappush(self._order, (share.start(flow), flow))
+        self._missing.clear()
+        return self._order
 
     def take(self, flow: str) -> int:
         number = self.numbers.get(flow)
@@ -198,6 +246,10 @@ class _Numbers:
                 self.names.append(flow)
                 self._lines.append(0)
             self.numbers[flow] = number
+            self._missing.append(flow)
+            if len(self._missing) > 2 * len(self.names):  # the order was not asked for
+                self._missing.clear()
+                self._epoch = -1
         self._lines[number] += 1
         return number
 
@@ -207,11 +259,3 @@ class _Numbers:
         if not self._lines[number]:
             del self.numbers[flow]
             self._unused.append(number)
-
-
-def _in_order(turns: list[tuple[Start, str]]) -> Iterator[str]:
-    """Yield the flows in turn; the first one costs no sorting."""
-    if turns:
-        first = min(turns)
-        yield first[1]
-        yield from [flow for _, flow in sorted(turns) if flow != first[1]]
