@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from gpu_orchestrator.core.queue_terms import QueueTerms
+from gpu_orchestrator.engine import turns
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
     Event,
@@ -119,7 +120,15 @@ class Yard:
         ),
     ],
 )
+@pytest.mark.parametrize("few", [0, 16])
 def test_queues_end_within_two_percent_of_their_fair_share(
-    terms: list[QueueTerms], loads: dict[str, Load], due: dict[str, float]
+    monkeypatch: pytest.MonkeyPatch,
+    terms: list[QueueTerms],
+    loads: dict[str, Load],
+    due: dict[str, float],
+    few: int,
 ) -> None:
+    """Few flows are compared each time, many are kept in order."""
+    monkeypatch.setattr(turns, "FEW", few)
+    monkeypatch.setattr(turns, "FEW_FLOWS", few)
     assert Yard(loads, tuple(terms)).shares() == pytest.approx(due, abs=0.02)

@@ -4,6 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from gpu_orchestrator.core.node import Node, node
 from gpu_orchestrator.core.queue_terms import QueueTerms
 from gpu_orchestrator.core.queues import Full
 from gpu_orchestrator.core.request import GangTerms, Request, Shape
+from gpu_orchestrator.engine import turns
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.events import (
     Event,
@@ -163,12 +165,19 @@ def _milli(request: Request) -> int:
     seed=st.integers(0, 2**32),
     length=st.integers(1, 70),
     at_once=st.sampled_from([1, 3, 1000]),
+    few=st.sampled_from([0, 16]),
     order=st.sampled_from([PriorityThenTime(), FairBands()]),
 )
 def test_nothing_starts_beyond_a_limit_and_all_that_may_start_do(
-    seed: int, length: int, at_once: int, order: Order
+    seed: int, length: int, at_once: int, few: int, order: Order
 ) -> None:
-    rng = Random(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(turns, "FEW", few)
+        patch.setattr(turns, "FEW_FLOWS", few)
+        _play(Random(seed), length, at_once, order)
+
+
+def _play(rng: Random, length: int, at_once: int, order: Order) -> None:
     history = History(Engine(REGISTRY.policy_of, Random(1), order=order, max_in_flight=at_once))
     history.tell(*(QueueUpdated(_terms(rng, name)) for name in PARENTS))
     for name in "ab":

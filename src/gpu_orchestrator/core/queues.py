@@ -5,6 +5,7 @@ is guaranteed, further only if it borrows, and never beyond its limit; the same 
 it. Amounts are milli-GPUs. A queue that makes no sense (unknown parent, circle, absurd numbers) raises
 nothing: it admits nothing, and `problem` says why."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ MOST_DEPTH = 8
 """Queues above each other. Each costs every placement below it."""
 MOST_NAMED = 64
 """With more queues below it than this, it is not worth the time to say which of them borrow."""
+MOST_DROPPED = 64
+"""Queues that came to use less than they are guaranteed, and that are remembered by name."""
 NO_BUDGET = Budget(0.0, {}, 0.0)
 
 Amounts = tuple[tuple[str, int], ...]
@@ -83,6 +86,8 @@ class Queues:
         """Queues in which, or below which, something was let go; emptied by the caller."""
         self.backs = 0
         """How often a queue came to use less than it is guaranteed."""
+        self._dropped: deque[str] = deque(maxlen=MOST_DROPPED)
+        """Which ones did last; empty for any of them."""
         self.has_changed = False
         """True if all queues may have more room; set to False by the caller."""
 
@@ -112,6 +117,20 @@ class Queues:
     def _note_change(self) -> None:
         self.version += 1
         self.has_changed = True
+
+    def _drops(self, name: str) -> None:
+        self.backs += 1
+        self._dropped.append(name)
+
+    def dropped_since(self, backs: int) -> list[str] | None:
+        """Return the queues that came to use less than they are guaranteed since then; None if that may be
+        many, or if others are below one of them."""
+        count = self.backs - backs
+        if not 0 <= count <= len(self._dropped):
+            return None
+        names = list(self._dropped)[len(self._dropped) - count :]
+        nodes = [self._nodes.get(name) for name in names]
+        return None if any(node is None or node.children for node in nodes) else names
 
     def names(self) -> list[str]:
         """Return the queues that are declared."""
@@ -175,7 +194,8 @@ class Queues:
             for each in node.path:
                 was_below = each.is_below
                 each.add(amounts, sign)
-                self.backs += each.is_below and not was_below
+                if each.is_below and not was_below:
+                    self._drops(each.name)
         if sign < 0:
             self.freed.update([each.name for each in node.path])
 
@@ -213,7 +233,7 @@ class Queues:
     def _settle(self) -> None:
         if not self._is_settled:
             self._is_settled = True
-            self.backs += 1
+            self._drops("")
             _connect(self._nodes)
             self._drop_unused()
             for node in sorted(self._nodes.values(), key=lambda each: -len(each.path)):

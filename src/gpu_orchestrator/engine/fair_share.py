@@ -113,8 +113,13 @@ class FairShare:
 
     @property
     def epoch(self) -> int:
-        """Changes whenever the turns of many flows may have; otherwise those that change become later."""
-        return self._epoch + self.backs
+        """Changes whenever the turns of many flows may have. Otherwise those that change become later, but
+        for the few of `earlier_since`."""
+        return self._epoch
+
+    def earlier_since(self, backs: int) -> list[str] | None:
+        """Return the flows whose turn may be earlier than when `backs` was this; None if all may."""
+        return [] if self._queues is None else self._queues.dropped_since(backs)
 
     @property
     def backs(self) -> int:

@@ -164,7 +164,7 @@ class Turns:
     def _many_flows(self, is_there: Bools) -> Iterator[int]:
         """Yield the numbers of these flows in turn. The order of all is kept, as far as it was asked for."""
         share, numbers, heap = self._fair_share, self._flows.numbers, self._flows.in_order(self._fair_share)
-        seen: list[tuple[Start, str]] = []
+        seen: dict[str, Start] = {}
         try:
             while heap:
                 start, flow = heap[0]
@@ -172,13 +172,15 @@ class Turns:
                     self._flows.ordered.discard(heappop(heap)[1])
                 elif (now := share.start(flow)) > start:
                     heapreplace(heap, (now, flow))
+                elif flow in seen:
+                    heappop(heap)  # an older entry, from before it had its turn earlier
                 else:
-                    seen.append(heappop(heap))
+                    seen[flow] = heappop(heap)[0]
                     if number < len(is_there) and is_there[number] and not share.is_full(flow):
                         yield number
         finally:
-            for entry in seen:
-                heappush(heap, entry)
+            for flow, start in seen.items():
+                heappush(heap, (start, flow))
 
     def _by_rank(self, lines: Ints) -> Iterator[Line]:
         first = self._first(lines)
@@ -220,14 +222,20 @@ class _Numbers:
         self.ordered: set[str] = set()
         """Those that are in the order."""
         self._missing: list[str] = []
-        self._epoch = -1
+        self._epoch, self._backs = -1, 0
 
     def in_order(self, share: FairShare) -> list[tuple[Start, str]]:
         """Return a heap of all flows by their turn: too early it may be, too late it is not."""
-        if self._epoch != share.epoch:
+        earlier = share.earlier_since(self._backs)
+        self._backs = share.backs
+        if self._epoch != share.epoch or earlier is None:
             self._epoch, self.ordered = share.epoch, set(self.numbers)
             self._order = [(share.start(flow), flow) for flow in self.numbers]
             heapify(self._order)
+        else:
+            for flow in earlier:
+                if flow in self.ordered:
+                    heappush(self._order, (share.start(flow), flow))
         for flow in self._missing:
             if flow in self.numbers and flow not in self.ordered:
                 self.ordered.add(flow)
