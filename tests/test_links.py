@@ -51,6 +51,15 @@ def test_every_page_is_in_the_menu_once() -> None:
     assert sorted(menu()) == sorted([*wanted, "decisions/index.md"]), "bring `nav` in mkdocs.yml up to date"
 
 
+def test_each_decision_has_a_number_of_its_own() -> None:
+    files = [Path(each) for each in SOURCES if each.startswith(f"{pages.DECISIONS}/")]
+    numbers = [file.name[:4] for file in files]
+    assert sorted(numbers) == sorted(set(numbers))
+    assert [
+        number for number, file in zip(numbers, files, strict=True) if number not in text(str(file))[:8]
+    ] == []
+
+
 def test_every_page_is_linked_to_from_another() -> None:
     """The code host has no menu: a reader gets to a page by links alone."""
     linked = {

@@ -136,7 +136,7 @@ def test_missing_crds_are_reported_and_a_leader_is_looked_for_where_one_is_deplo
     cluster = new_cluster()
     code, _, bad = doctor(cluster.kubeconfig)
     assert code == 1
-    assert len(bad) == 3
+    assert len(bad) == 4
     assert all("kubectl apply -k config/crd" in line for line in bad)
     cluster.kubectl("apply", "-k", str(CRDS))
     cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
