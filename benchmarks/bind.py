@@ -27,12 +27,14 @@ from typing import Any
 from controlplane.api import Json
 from controlplane.cluster import Cluster
 from controlplane.process import Process
+from gpu_orchestrator.api import names
 from tests.support import scheduler_stage as stages
 from tests.support.scheduler_stage import CLAIMS, SYSTEM, claim, pod
 
 CONFIG = Path(__file__).parents[1] / "config" / "scheduler"
 WRITES = {"create", "update", "patch", "delete"}
 PODS = "/api/v1/namespaces/bench/pods"
+QUEUES = "/apis/gpu.scheduling/v1/gpuqueues"
 SETTLE_S = 1.5
 LIMIT_S = 180.0
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -42,8 +44,17 @@ KUBE = "kube-scheduler"
 OURS = ("lease", "binding", "claims")
 PLAIN = "plain"
 """Our scheduler as in `lease`, but with every request sent by aiohttp; see `plain_http.py`."""
+QUEUED = "queues"
+"""Our scheduler as in `lease`, with pods that are in as many GpuQueues as `--queues` says, in turn."""
 BEFORE = " before"
 """Behind the name of a contender: the scheduler of the other checkout."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    nodes: int
+    pods: int
+    queues: int
 
 
 @dataclass(frozen=True)
@@ -113,9 +124,15 @@ class Bench:
     of our scheduler; the figures are then useless."""
 
     def __init__(
-        self, cluster: Cluster, folder: Path, pods: int, *, before: Path | None, profiles: Path | None
+        self,
+        cluster: Cluster,
+        folder: Path,
+        sizes: Sizes,
+        *,
+        before: Path | None,
+        profiles: Path | None,
     ) -> None:
-        self._cluster, self._folder, self._pods = cluster, folder, pods
+        self._cluster, self._folder, self._pods, self._queues = cluster, folder, sizes.pods, sizes.queues
         self._before, self._profiles = before, profiles
         self._token = cluster.service_account_kubeconfig(SYSTEM, "gpu-scheduler", valid_s=7200)
 
@@ -180,13 +197,21 @@ class Bench:
         if who == "claims":
             made = [claim(f"c{number}") for number in range(self._pods)]
             self._cluster.api.create_all(CLAIMS.format("bench"), made)
-        self._cluster.api.create_all(PODS, [_pod(who, number) for number in range(self._pods)])
+        pods = [_pod(who, number) for number in range(self._pods)]
+        if who == QUEUED:
+            queues = [f"q{number}" for number in range(self._queues)]
+            self._cluster.api.create_all(QUEUES, [_queue(name, self._pods) for name in queues])
+            for number, each in enumerate(pods):
+                each["metadata"]["labels"] = {names.QUEUE: queues[number % len(queues)]}
+        self._cluster.api.create_all(PODS, pods)
 
     def _clean(self, who: str) -> None:
         """Delete whole collections. This is not measured, so the server may take its time."""
         api, claims = self._cluster.api, CLAIMS.format("bench")
         api.request("DELETE", PODS, {"gracePeriodSeconds": 0})
         api.request("DELETE", f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases")
+        if who == QUEUED:
+            api.request("DELETE", QUEUES)
         if who == "claims":
             free = {"metadata": {"finalizers": None}}
             named = [{"path": f"{claims}/c{number}"} for number in range(self._pods)]
@@ -210,6 +235,17 @@ def _pod(who: str, number: int) -> Json:
     return made
 
 
+def _queue(name: str, pods: int) -> Json:
+    """Return a queue that may use all that there is, and is guaranteed a GPU."""
+    spec = {"namespaceSelector": {}, "limit": {"*": 1000 * pods}, "guaranteed": {"*": 1000}}
+    return {
+        "apiVersion": "gpu.scheduling/v1",
+        "kind": "GpuQueue",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
 def _less(later: dict[str, float], earlier: dict[str, float]) -> dict[str, float]:
     return {name: round(later[name] - earlier[name], 2) for name in later}
 
@@ -230,15 +266,15 @@ def _result(who: str, log: Log, cpu: dict[str, float], rest: dict[str, float], r
 
 
 def run(
-    nodes: int, pods: int, rounds: int, who: tuple[str, ...], *, before: Path | None, profiles: Path | None
+    sizes: Sizes, rounds: int, who: tuple[str, ...], *, before: Path | None, profiles: Path | None
 ) -> list[list[Result]]:
     parts = ("kube-controller-manager", KUBE)
     with Cluster.start(parts=parts, node_lifecycle=False) as cluster, tempfile.TemporaryDirectory() as folder:
         cluster.parts[KUBE].stop()
         stages.install(cluster)
         prepare(cluster)
-        cluster.gpu_nodes(nodes, static=True)
-        bench = Bench(cluster, Path(folder), pods, before=before, profiles=profiles)
+        cluster.gpu_nodes(sizes.nodes, static=True)
+        bench = Bench(cluster, Path(folder), sizes, before=before, profiles=profiles)
         return [list(_round(bench, who, number)) for number in range(rounds)]
 
 
@@ -291,6 +327,10 @@ def summary(rounds: list[list[Result]]) -> dict[str, Any]:
         figures["ratio_plain"] = ratio("lease", lambda each: each.bound_per_s, PLAIN)
         figures["ratio_plain_scheduler_cpu"] = ratio("lease", lambda each: 1 / _scheduler(each), PLAIN)
         figures["ratio_plain_cpu"] = ratio("lease", lambda each: 1 / _used(each.cpu_s), PLAIN)
+    if QUEUED in by:
+        figures["ratio_queues"] = ratio(QUEUED, lambda each: each.bound_per_s, "lease")
+        figures["ratio_queues_cpu"] = ratio(QUEUED, lambda each: 1 / _used(each.cpu_s), "lease")
+        figures["ratio_queues_scheduler_cpu"] = ratio(QUEUED, lambda each: 1 / _scheduler(each), "lease")
     figures["pods_per_s"] = {
         who: round(statistics.median(each.bound_per_s for each in them), 1) for who, them in by.items()
     }
@@ -314,7 +354,7 @@ def table(rounds: list[list[Result]]) -> None:
         f"{'':15}{'bound/s':>9}{'done/s':>9}{'writes':>8}{'api CPU':>9}{'etcd':>7}{'sched':>7}{'RSS MB':>8}"
     )
     print(f"\n{head}")
-    for who in (KUBE, *OURS, PLAIN, *(each + BEFORE for each in OURS)):
+    for who in (KUBE, *OURS, PLAIN, QUEUED, *(each + BEFORE for each in OURS)):
         them = [each for results in rounds for each in results if each.who == who]
         if them:
             middle = [
@@ -339,8 +379,9 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--who", default=",".join((KUBE, *OURS)), help=f"contenders, comma-separated; also {PLAIN}"
+        "--who", default=",".join((KUBE, *OURS)), help=f"contenders, comma-separated; also {PLAIN}, {QUEUED}"
     )
+    parser.add_argument("--queues", type=int, default=1000, help=f"GpuQueues of the contender {QUEUED}")
     parser.add_argument("--before", type=Path, metavar="SRC", help="the `src` folder of another checkout")
     parser.add_argument(
         "--profile", type=Path, metavar="FOLDER", help="write cProfile's results of our process there"
@@ -350,7 +391,8 @@ def main() -> None:
     who, before = tuple(args.who.split(",")), args.before.resolve() if args.before else None
     if before:
         who += tuple(each + BEFORE for each in who if each in OURS)
-    results = run(args.nodes, args.pods, args.rounds, who, before=before, profiles=profiles)
+    sizes = Sizes(args.nodes, args.pods, args.queues)
+    results = run(sizes, args.rounds, who, before=before, profiles=profiles)
     table(results)
     load = Path("/proc/loadavg").read_text().split()[0]
     print(json.dumps({"nodes": args.nodes, "pods": args.pods, "load": float(load), **summary(results)}))

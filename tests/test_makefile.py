@@ -54,8 +54,9 @@ PURE = {
 REAL = {
     "bench-agent": Toy("--seconds 1 --agents 2", {"cpu_percent", "memory_mb", "writes_per_minute"}),
     "bench-bind": Toy(
-        "--nodes 2 --pods 10 --rounds 1 --who kube-scheduler,lease,claims,plain --before src",
-        {"ratio_lease", "ratio_plain", "ratio_lease_before"},
+        "--nodes 2 --pods 10 --queues 3 --rounds 1 --who kube-scheduler,lease,claims,plain,queues"
+        " --before src",
+        {"ratio_lease", "ratio_plain", "ratio_lease_before", "ratio_queues"},
     ),
     "bench-client": Toy("--tasks 20 --rounds 1 --peers dramatiq", {"ratio_dramatiq", "client_per_s"}),
     "bench-gang": Toy("--nodes 2 --sizes 4 --at-once 1 --rounds 1", {"ratio_gang_4", "seconds_4"}),
