@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.device import Device
 from gpu_orchestrator.core.queue_terms import QueueTerms
 from gpu_orchestrator.core.queue_usage import usages
 from gpu_orchestrator.core.queues import MOST_DEPTH, Full, Queues, amounts_of, milli_of
@@ -227,6 +228,7 @@ def test_share_of_a_queue_is_a_part_of_its_parents() -> None:
         pytest.param(request("r", 1, memory_mib=20 * 1024, shared=True).shape, 250, id="memory"),
         pytest.param(request("r", 1, memory_mib=1, shared=True).shape, 1, id="never nothing"),
         pytest.param(request("r", 0).shape, 0, id="no device"),
+        pytest.param(Shape(gpus=2, profile="3g.40gb"), 2 * 428, id="slices"),
     ],
 )
 def test_what_a_request_counts(shape: Shape, milli: int) -> None:
@@ -235,4 +237,11 @@ def test_what_a_request_counts(shape: Shape, milli: int) -> None:
 
 def test_placement_counts_by_model() -> None:
     given = Placement("p", "a", devices=(0, 3), unnamed=2)
-    assert amounts_of(given, {0: L4, 3: H100}, unnamed=L4) == ((L4, 3 * G), (H100, 1 * G))
+    devices = {0: Device(0, model=L4), 3: Device(3, model=H100)}
+    assert amounts_of(given, devices, unnamed=L4) == ((L4, 3 * G), (H100, 1 * G))
+
+
+def test_slices_count_as_their_part_of_a_gpu() -> None:
+    slices = {each: Device(each, model=H100, profile="1g.10gb", milli=142) for each in range(7)}
+    given = Placement("p", "a", devices=tuple(slices))
+    assert amounts_of(given, slices, unnamed="") == ((H100, 7 * 142),)

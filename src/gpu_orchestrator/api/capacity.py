@@ -4,16 +4,12 @@ A claimed pod requests no resource of a device plugin, so without this nothing i
 GPUs. Webhook, operator, scheduler and policies must agree on the number, so it is computed in one place.
 """
 
-import re
 from math import ceil, floor
 
 from gpu_orchestrator.api.devices import DeviceWish
+from gpu_orchestrator.core.device import WHOLE, profile_milli
 
-WHOLE_DEVICE = 1000
-MIG_PARTS = 7
-"""Compute parts of a GPU that can be partitioned; the number before `g` in a profile counts them."""
-
-_PROFILE_PARTS = re.compile(r"(?:[1-7]c\.)?([1-7])g\.")
+WHOLE_DEVICE = WHOLE
 
 
 def milligpu(wish: DeviceWish, count: int, *, largest_mib: int = 0) -> int:
@@ -33,15 +29,9 @@ def _of_one(wish: DeviceWish, largest_mib: int) -> int:
             # Of both, the larger: a share of 1 with all of the memory leaves nothing for others.
             return max(wish.share or 0, _part_of_memory(wish, largest_mib))
         case "MIG":
-            return of_profile(wish.mig_profile)
+            return profile_milli(wish.mig_profile)
         case _:
             return WHOLE_DEVICE
-
-
-def of_profile(profile: str) -> int:
-    """Return what a slice of this MIG profile counts for; a whole device if it cannot be read."""
-    found = _PROFILE_PARTS.match(profile)
-    return int(found[1]) * WHOLE_DEVICE // MIG_PARTS if found else WHOLE_DEVICE
 
 
 def _part_of_memory(wish: DeviceWish, whole_mib: int) -> int:

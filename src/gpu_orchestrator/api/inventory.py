@@ -9,12 +9,12 @@ Slices of a GPU (MIG) are devices of their own; the GPU that they are part of is
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from gpu_orchestrator.api import capacity, names, nodedevices, translate
+from gpu_orchestrator.api import names, nodedevices, translate
 from gpu_orchestrator.api.gpunodestatus import GpuNodeStatus, NodeDevice
 from gpu_orchestrator.api.kubernetes import Node as WireNode
 from gpu_orchestrator.api.nodedevices import DeviceEntry
 from gpu_orchestrator.api.quantity import BadQuantity
-from gpu_orchestrator.core.device import WHOLE, Device
+from gpu_orchestrator.core.device import WHOLE, Device, profile_milli
 from gpu_orchestrator.core.errors import CoreError
 from gpu_orchestrator.core.node import Node, node
 
@@ -124,7 +124,7 @@ def _device(seen: NodeDevice, *, usable: bool) -> Device:
         island=-1 if seen.island is None else seen.island,
         numa=-1 if seen.numa_node is None else seen.numa_node,
         profile=profile,
-        milli=capacity.of_profile(profile) if profile else WHOLE,
+        milli=profile_milli(profile) if profile else WHOLE,
     )
 
 

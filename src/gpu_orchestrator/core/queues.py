@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_orchestrator.core.answer import Placement
-from gpu_orchestrator.core.device import LARGE_MIB, WHOLE
+from gpu_orchestrator.core.device import LARGE_MIB, WHOLE, Device, profile_milli
 from gpu_orchestrator.core.queue_terms import ALL, Budget, QueueTerms, guarantee, least, limit, most, together
 from gpu_orchestrator.core.request import Shape
 
@@ -21,6 +21,7 @@ MOST_NAMED = 64
 MOST_DROPPED = 64
 """Queues that came to use less than they are guaranteed, and that are remembered by name."""
 NO_BUDGET = Budget(0.0, {}, 0.0)
+UNKNOWN = Device(-1)
 
 Amounts = tuple[tuple[str, int], ...]
 """Milli-GPUs by model."""
@@ -364,8 +365,10 @@ def gpus(milli: float) -> str:
 
 
 def milli_of(shape: Shape) -> int:
-    """Return what a request of this shape counts: a part of a GPU by the larger of its share and its memory,
-    whose real part is known only after placement."""
+    """Return what a request of this shape counts: a slice by its profile, a part of a GPU by the larger of
+    its share and its memory, whose real part is known only after placement."""
+    if shape.profile:
+        return shape.gpus * profile_milli(shape.profile)
     return shape.gpus * per_device(shape.milli, shape.memory_mib, exclusive=shape.exclusive)
 
 
@@ -375,14 +378,14 @@ def per_device(milli: int, memory_mib: int, *, exclusive: bool) -> int:
     return min(max(milli, -(-memory_mib * WHOLE // LARGE_MIB), 1), WHOLE)
 
 
-def amounts_of(placement: Placement, models: Mapping[int, str], unnamed: str) -> Amounts:
-    """Return what a placement counts. `models` are those of the node's devices by id, `unnamed` that of GPUs
+def amounts_of(placement: Placement, devices: Mapping[int, Device], unnamed: str) -> Amounts:
+    """Return what a placement counts. `devices` are those of the node by id, `unnamed` is the model of GPUs
     whose ids are not known."""
     each = per_device(placement.milli, placement.memory_mib, exclusive=placement.exclusive)
     counted: dict[str, int] = {}
-    for device in placement.devices:
-        model = models.get(device, "")
-        counted[model] = counted.get(model, 0) + each
+    for number in placement.devices:
+        device = devices.get(number, UNKNOWN)
+        counted[device.model] = counted.get(device.model, 0) + min(each, device.milli)
     if placement.unnamed:
         counted[unnamed] = counted.get(unnamed, 0) + placement.unnamed * WHOLE
     return tuple(counted.items())

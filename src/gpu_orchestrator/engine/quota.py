@@ -80,8 +80,8 @@ class Quota:
     def _amounts(self, placement: Placement) -> Amounts:
         cluster = self._cache.cluster
         devices = cluster.node(placement.node).devices if placement.node in cluster else ()
-        models = {each.id: each.model for each in devices}
-        return amounts_of(placement, models, unnamed=devices[0].model if devices else "")
+        known = {each.id: each for each in devices}
+        return amounts_of(placement, known, unnamed=devices[0].model if devices else "")
 
 
 def refused(full: Full, nodes: int) -> Refusal:

@@ -14,7 +14,8 @@ from gpu_orchestrator.api import deviceenv, names
 from gpu_orchestrator.api.admission_policies import cel
 from gpu_orchestrator.api.admission_policies.claimed_pods import GPUS_PATTERN, NO_GPUS
 from gpu_orchestrator.api.admission_policies.policy import API_VERSION, EXEMPT, Manifest, Resources, named
-from gpu_orchestrator.api.capacity import MIG_PARTS, WHOLE_DEVICE
+from gpu_orchestrator.api.capacity import WHOLE_DEVICE
+from gpu_orchestrator.core.device import SLICES
 
 CLAIM_KIND = {"apiVersion": f"{names.SCHEDULING_GROUP}/{names.SCHEDULING_VERSION}", "kind": "GpuClaim"}
 _KEY = names.MILLIGPU.replace("/", "~1")
@@ -142,7 +143,7 @@ _OF_ONE = (
     f"{_DEVICES}.?exclusivity.orValue('') == 'MIG' && variables.profile.matches('^([1-7]c[.])?[1-7]g[.]') ? "
     "int(variables.profile.split('g.')[0].split('.').map(part, part.substring(part.size() - "
     "1)).reverse()[0]) * "
-    f"{WHOLE_DEVICE} / {MIG_PARTS} : {WHOLE_DEVICE}"
+    f"{WHOLE_DEVICE} / {SLICES} : {WHOLE_DEVICE}"
 )
 _KNOWN = {"known": "oldObject.spec.?ephemeralContainers.orValue([]).map(container, container.name)"}
 CREATED = Resources(("pods",), ("CREATE",))

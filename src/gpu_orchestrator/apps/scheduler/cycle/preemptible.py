@@ -9,13 +9,14 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpu_orchestrator.api import capacity, gangs, neighbours, timestamps
+from gpu_orchestrator.api import gangs, neighbours, timestamps
 from gpu_orchestrator.api.claims import BadGpuRequest
 from gpu_orchestrator.api.gpuclaim import GpuClaimSpec
 from gpu_orchestrator.api.kubernetes import DisruptionBudget, Pod
 from gpu_orchestrator.api.podgroup import PodGroup
 from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.device import profile_milli
 from gpu_orchestrator.core.pod_rules import Neighbour, PodSelector
 from gpu_orchestrator.core.victims import Evictable
 
@@ -116,6 +117,6 @@ def _lost(pod: Pod, held: Iterable[Placement], claim: GpuClaimSpec | None, now: 
     since = timestamps.parse_or_none(bound.last_transition_time or "") if bound else None
     if since is None:
         return 0.0
-    milli = capacity.of_profile(claim.devices.mig_profile) if claim and claim.devices.mig_profile else 0
+    milli = profile_milli(claim.devices.mig_profile) if claim and claim.devices.mig_profile else 0
     gpus = sum(len(each.devices) * (milli or each.milli) / 1000 for each in held)
     return max((now - since).total_seconds(), 0.0) * gpus
