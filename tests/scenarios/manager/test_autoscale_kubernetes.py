@@ -12,6 +12,7 @@ from gpu_orchestrator.adapters.kube.auth import config
 from gpu_orchestrator.adapters.kube.client import Client
 from gpu_orchestrator.adapters.provisioners.deployment import Deployment
 from gpu_orchestrator.adapters.provisioners.provisioner import CannotScale, Wish
+from tests.faults.proxy import Answer, Proxy
 from tests.support import rights
 from tests.support.paths import ROOT
 from tests.support.scheduler_stage import until
@@ -86,3 +87,13 @@ async def test_replicas_follow_and_the_drained_pod_is_the_one_that_goes(workers:
     assert rights.unused(GRANTED, used) == []
     assert rights.beyond(GRANTED, used) == []
     assert [each.name for each in used if each.verb == "patch" and each.resource == "pods"][:1] == [drained]
+
+
+async def test_deployment_that_others_write_to_is_scaled_all_the_same(workers: Workers) -> None:
+    account = workers.cluster.service_account_kubeconfig(NAMESPACE, ACCOUNT)
+    with Proxy(account) as proxy:
+        refused = proxy.on("patch", "deployments/scale", do=Answer(409, reason="Conflict"), times=2)
+        async with Client.open(config.load(str(proxy.kubeconfig))) as client:
+            await Deployment(client, NAMESPACE, NAME).scale(Wish(2))
+        assert refused.hits == 2
+    assert workers.replicas() == 2

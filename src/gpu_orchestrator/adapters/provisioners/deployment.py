@@ -17,6 +17,7 @@ from gpu_orchestrator.api.scale import DEPLOYMENT_SCALES, Scale
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 LOWEST = "-2147483647"
 MANAGER = "gpu-orchestrator-autoscaler"
+TRIES = 5
 
 
 class Deployment:
@@ -29,10 +30,15 @@ class Deployment:
         """Workers that stop and for which there are fewer replicas already."""
 
     async def scale(self, wish: Wish) -> None:
-        try:
-            await self._scale(wish)
-        except errors.KubeError as error:
-            raise CannotScale(str(error)) from error
+        """Try again from what is there now if somebody was faster: the Deployment's controller writes to it
+        with each pod that starts."""
+        for left in reversed(range(TRIES)):
+            try:
+                await self._scale(wish)
+                return
+            except errors.KubeError as error:
+                if not left or not isinstance(error, errors.Conflict):
+                    raise CannotScale(str(error)) from error
 
     async def close(self) -> None:
         await self._client.transport.close()
