@@ -60,7 +60,8 @@ def _unknown(value: Any, hook: Hook | None) -> str:
         inner = _inside(each)
         if not inner and not isinstance(each, dict | list | tuple | set | frozenset):
             kind = type(each)
-            home = "" if kind.__module__ == "builtins" else f" of {kind.__module__}"
+            module = kind.__module__.partition("._")[0]  # a class of pathlib says pathlib._local in 3.13
+            home = "" if module == "builtins" else f" of {module}"
             return (
                 f"{place.removeprefix('.') or 'it'} is of class {kind.__qualname__}{home}; "
                 "give numbers, texts, lists, dicts or a dataclass, and what is large as a file"
