@@ -193,7 +193,8 @@ async def test_model_of_transformers_answers_the_package(served: Served, weights
     stream = await client.chat.completions.create(**asked, stream=True)
     pieces = [each.choices[0].delta.content or "" async for each in stream]
     assert "".join(pieces) == whole.choices[0].message.content
-    assert len([each for each in pieces if each]) > 1
+    longer = await client.chat.completions.create(**asked | {"max_tokens": 100}, stream=True)
+    assert len([each async for each in longer if each.choices[0].delta.content]) > 1
     with pytest.raises(openai.BadRequestError, match="this model takes 128 together"):
         await client.completions.create(model="text", prompt="dog " * 250_000)
     with pytest.raises(openai.BadRequestError, match="presence_penalty"):

@@ -10,8 +10,8 @@ USER = f"system:serviceaccount:{SYSTEM}:gpu-scheduler"
 OLD_SERVERS = "gpu-scheduler-podgroups: list podgroups"
 """For those that do not stream lists."""
 GRANTED = rights.granted("scheduler-podgroups/role.yaml")
-FOR_ALL = ("/apis/scheduling.k8s.io/v1alpha2", "selfsubjectaccessreviews")
-"""Any user may ask whether PodGroups are served, and what they may do themselves."""
+FOR_ALL = ("/apis/scheduling.k8s.io/v1alpha2", "/apis/gpu.scheduling/v1", "selfsubjectaccessreviews")
+"""Any user may ask whether PodGroups and GpuQueues are served, and what they may do themselves."""
 
 
 def members(group: str, count: int, gpus: int = 8, *, prefix: str = "", **more: object) -> list[Json]:
