@@ -109,8 +109,8 @@ class Log:
         if about.get("name", "").startswith(("gpu-scheduler.", "kube-scheduler")):
             return  # the leader's own lease
         what = "/".join(part for part in (about.get("resource"), about.get("subresource")) if part)
-        if what == "nodes/status":
-            return  # the capacity of each node, written once and not for a pod
+        if what in ("nodes/status", "gpuqueues/status"):
+            return  # a node's capacity is written once, and what queues use now and then; neither for a pod
         self.throttled += event.get("responseStatus", {}).get("code") == 429
         at = datetime.fromisoformat(event["stageTimestamp"]).timestamp()
         self.kinds[f"{event['verb']} {what}"] += 1
