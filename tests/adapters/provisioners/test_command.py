@@ -1,5 +1,7 @@
 """The command that starts and ends workers: when it is called, and what is said if it fails."""
 
+import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -37,3 +39,16 @@ async def test_called_when_something_changed_and_again_after_a_failure(
 async def test_missing_program_is_named() -> None:
     with pytest.raises(CannotScale, match="/none/such cannot be run: No such file"):
         await Command("/none/such --flag").scale(Wish(1))
+
+
+async def test_cancelled_call_leaves_no_program(tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    os.mkfifo(began)
+    code = f"import os, time; open({str(began)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    calling = asyncio.create_task(command(tmp_path, code).scale(Wish(1)))
+    pid = int(await asyncio.to_thread(began.read_text))
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

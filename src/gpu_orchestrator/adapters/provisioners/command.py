@@ -8,6 +8,7 @@ same twice.
 import asyncio
 import os
 import shlex
+import signal
 from collections.abc import Collection
 from contextlib import suppress
 
@@ -59,7 +60,8 @@ class Command:
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, 9)
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
         if status:
             raise CannotScale(
                 f"AUTO_SCALE_COMMAND: {program} ended with {status}; it said: {said or 'nothing'}"
