@@ -166,8 +166,16 @@ class MpsDaemons:
         """Start a daemon and wait until it has ended. Its clients write to its folders, and whatever is wrong
         with those is its own failure, and no other daemon's."""
         visible = {VISIBLE: ",".join(daemon.uuids)}
+        made = self._running[daemon.folder] = self._daemon(
+            program, self._folder(daemon.folder), visible, daemon
+        )
+        try:
+            await self._run(daemon, made)
+        finally:  # a new one may have taken its place already when the agent ends
+            await made.end()
+
+    async def _run(self, daemon: Daemon, made: MpsDaemon) -> None:
         folder = daemon.folder
-        made = self._running[folder] = self._daemon(program, self._folder(folder), visible, daemon)
         try:
             await self._make_empty(folder, made)
             await made.start()
@@ -183,7 +191,6 @@ class MpsDaemons:
             self._metrics.error("mps")
             log.warning("MPS daemon is not there", folder=folder, error=said)
             self.check()
-        await made.end()
 
     async def _make_empty(self, folder: str, made: MpsDaemon) -> None:
         async with self._files:
