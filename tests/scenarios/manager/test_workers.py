@@ -21,6 +21,8 @@ Figure = Callable[[str], None]
 GATED = ("--function", "gate=tests.support.worker_functions:waits_for")
 LEASE_S = 60
 RUNS_S = 5.0
+RERUN_S = {"native": 5.0, "celery": 10.0}
+"""A Celery worker takes its next ticket from a broker."""
 """Longer than stopping a host takes on a busy machine, shorter than a lease: the result must be waiting when
 the agent continues."""
 
@@ -61,7 +63,7 @@ async def test_task_of_a_killed_runner_restarts_within_a_second(
 
 
 @pytest.mark.celery
-async def test_task_of_a_killed_worker_restarts_within_five_seconds(
+async def test_task_of_a_killed_worker_restarts_within_seconds(
     manager: Fleet, tmp_path: Path, scale: Scale, figure: Figure, executor: str
 ) -> None:
     gate = tmp_path / "gate"
@@ -73,7 +75,7 @@ async def test_task_of_a_killed_worker_restarts_within_five_seconds(
     killed = time.monotonic()
     again = await manager.until(task, attempt=2, status="running")
     figure(f"worker killed ({executor}), run again after {time.monotonic() - killed:.2f} s")
-    assert time.monotonic() - killed < scale(test=nemesis.BUSY, accept=1) * 5.0
+    assert time.monotonic() - killed < scale(test=nemesis.BUSY, accept=1) * RERUN_S[executor]
     assert again["assigned_worker"] != worker.name
     gate.touch()
     assert (await manager.wait(task))["status"] == "completed"
