@@ -2,13 +2,16 @@
 
 import asyncio
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from gpu_orchestrator.adapters.provisioners import command as command_provisioner
 from gpu_orchestrator.adapters.provisioners.command import Command
 from gpu_orchestrator.adapters.provisioners.provisioner import CannotScale, Wish
+from tests.support.patience import PATIENCE_S
 
 
 def command(folder: Path, code: str) -> Command:
@@ -52,3 +55,19 @@ async def test_cancelled_call_leaves_no_program(tmp_path: Path) -> None:
         await calling
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_daemon_that_keeps_the_output_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "left"
+    code = "import subprocess; daemon = subprocess.Popen(['sleep', '600'], start_new_session=True); "
+    code += f"open({str(left)!r}, 'w').write(str(daemon.pid))"
+    monkeypatch.setattr(command_provisioner, "LONGEST_S", 2.0)
+    monkeypatch.setattr(command_provisioner, "KILLED_S", 0.1)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(CannotScale, match="took longer than 2 s"):
+                await command(tmp_path, code).scale(Wish(1))
+    finally:
+        os.kill(int(left.read_text()), signal.SIGKILL)

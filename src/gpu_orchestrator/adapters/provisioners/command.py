@@ -15,6 +15,7 @@ from contextlib import suppress
 from gpu_orchestrator.adapters.provisioners.provisioner import CannotScale, Wish, without
 
 LONGEST_S = 120.0
+KILLED_S = 5.0
 LAST_WORDS = 300
 LOUDEST = 65_536
 """Bytes of its output that are read at once; only the last of them are shown."""
@@ -61,7 +62,9 @@ class Command:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+                # What it started in a session of its own may keep its output open for good.
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), KILLED_S)
         if status:
             raise CannotScale(
                 f"AUTO_SCALE_COMMAND: {program} ended with {status}; it said: {said or 'nothing'}"
