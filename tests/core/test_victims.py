@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from gpu_orchestrator.core.answer import Placement
-from gpu_orchestrator.core.victims import Evictable, NoVictims, Victims, choose
+from gpu_orchestrator.core.node_victims import Victims, choose
+from gpu_orchestrator.core.victims import Evictable, NoVictims
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.builders import cluster, node, request, whole
 

@@ -465,11 +465,11 @@ def test_room_that_was_kept_goes_to_the_request_it_was_kept_for() -> None:
     world.ask(request("first", priority=5), request("chosen", 1, priority=5, memory_mib=0))
     world.tell(PlacementObserved(whole("room/chosen", "a", 0)))
     assert placed(world.tell(RequestRemoved("victim"))) == []
-    assert placed(world.tell(RoomReady("room/chosen", "chosen"))) == ["chosen"]
+    assert placed(world.tell(RoomReady(("room/chosen",), "chosen"))) == ["chosen"]
 
 
 def test_room_for_a_request_that_is_gone_is_free() -> None:
     world = World(node("a", 1))
     world.tell(PlacementObserved(whole("room/gone", "a", 0)))
     world.ask(request("first"))
-    assert placed(world.tell(RoomReady("room/gone", "gone"))) == ["first"]
+    assert placed(world.tell(RoomReady(("room/gone",), "gone"))) == ["first"]

@@ -21,10 +21,12 @@ from gpu_orchestrator.engine.events import (
     Refuse,
     RequestAdded,
     RequestRemoved,
+    RoomReady,
     Tick,
 )
 from gpu_orchestrator.engine.gang_marks import MARKED
-from gpu_orchestrator.engine.gangs import MOST_KINDS, PATIENCE_S, STEPS_PER_S, PartlyStarted
+from gpu_orchestrator.engine.gang_members import MOST_KINDS, PartlyStarted
+from gpu_orchestrator.engine.gangs import PATIENCE_S, STEPS_PER_S
 from gpu_orchestrator.engine.order import FairBands
 from gpu_orchestrator.policies.registry import Registry
 from tests.support.builders import node, request, whole
@@ -423,3 +425,24 @@ def test_gang_is_tried_again_when_its_owner_may_run_more() -> None:
     world.tell(LimitChanged("ann", 1))
     world.ask(*(member(key, 1, tenant="ann") for key in ("m1", "m2")))
     assert together(world.tell(LimitChanged("ann", 2), after_s=60.0)) == [{"m1", "m2"}]
+
+
+def test_room_that_was_kept_for_a_gang_goes_to_it_before_others() -> None:
+    """Its members rest, and another request of the same priority has waited longer."""
+    world = World(node("a", 1), node("b", 1))
+    world.tell(*(PlacementObserved(whole(f"victim-{name}", name, 0)) for name in "ab"))
+    world.ask(request("first", 1), *(member(f"m{at}", 1) for at in range(2)))
+    rooms = ("room/m0", "room/m1")
+    world.tell(*(PlacementObserved(whole(room, name, 0)) for room, name in zip(rooms, "ab", strict=True)))
+    assert together(world.tell(RequestRemoved("victim-a"), RequestRemoved("victim-b"))) == []
+    assert together(world.tell(RoomReady(rooms, "m0"))) == [{"m0", "m1"}]
+
+
+def test_room_for_a_gang_that_lost_a_member_is_free() -> None:
+    world = World(node("a", 1), node("b", 1))
+    rooms = ("room/m0", "room/m1")
+    world.tell(*(PlacementObserved(whole(room, name, 0)) for room, name in zip(rooms, "ab", strict=True)))
+    world.ask(request("other", 1), *(member(f"m{at}", 1) for at in range(2)))
+    world.tell(RequestRemoved("m1"))
+    assert together(world.tell(RoomReady(rooms, "m0"))) == [{"other"}]
+    assert world.engine.state_of("m0") == "parked"

@@ -1,7 +1,7 @@
 """Gangs that were refused rest, and are looked at in turn when something became free."""
 
 from gpu_orchestrator.core.request import GangTerms
-from gpu_orchestrator.engine.gangs import Members
+from gpu_orchestrator.engine.gang_members import Members
 from gpu_orchestrator.engine.parked_gangs import LOOKS_PER_S, MOST_LOOKS, ParkedGangs
 
 

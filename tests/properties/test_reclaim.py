@@ -13,11 +13,12 @@ from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide
 from gpu_orchestrator.core.node import Node, node
+from gpu_orchestrator.core.node_victims import Victims, choose
 from gpu_orchestrator.core.queue_terms import QueueTerms
 from gpu_orchestrator.core.queues import Full, Queues
 from gpu_orchestrator.core.reclaim import ByQueues
 from gpu_orchestrator.core.request import Request, Shape
-from gpu_orchestrator.core.victims import Cost, Evictable, NoVictims, Victims, choose
+from gpu_orchestrator.core.victims import Cost, Evictable, NoVictims
 from gpu_orchestrator.policies.registry import Registry
 from tests.support import oracle, quota_oracle
 from tests.support.examples import cases
@@ -112,7 +113,7 @@ def test_reclaim_takes_the_fewest_that_its_rules_allow(seed: int) -> None:
         queues.take(placement.key, world.queue_of[placement.key], amounts)
     models = [MODEL_OF[each.name] for each in world.nodes]
     fits = any(_fits(asked, (), each, world) for each in world.nodes)
-    rules = ByQueues(asked, queues, lambda: models, preempts=preempts)
+    rules = ByQueues((asked,), queues, lambda: models, preempts=preempts)
     if fits and not isinstance(queues.judge(queue, shape.gpus * 1000, shape.models, lambda: models), Full):
         return
     answer = choose(asked, cluster, POLICY, world.evictables, world.budgets, rules)
@@ -121,12 +122,12 @@ def test_reclaim_takes_the_fewest_that_its_rules_allow(seed: int) -> None:
         assert best is None, best
         return
     _check(asked, answer, world, preempts=preempts)
-    assert _cost(answer.evictables) == best
+    assert cost_of(answer.evictables) == best
 
 
 def _check(asked: Request, answer: Victims, world: World, *, preempts: bool) -> None:
     where = next(each for each in world.nodes if each.name == answer.node)
-    assert _is_allowed(asked, answer.evictables, world, preempts=preempts)
+    assert is_allowed(asked, answer.evictables, world, preempts=preempts)
     assert _fits(asked, answer.evictables, where, world)
 
 
@@ -135,16 +136,16 @@ def _cheapest(asked: Request, world: World, *, preempts: bool) -> Cost | None:
     sets = chain.from_iterable(combinations(all_of, size) for size in range(1, len(all_of) + 1))
     return min(
         (
-            _cost(each)
+            cost_of(each)
             for each in sets
-            if _is_allowed(asked, each, world, preempts=preempts)
+            if is_allowed(asked, each, world, preempts=preempts)
             and any(_fits(asked, each, where, world) for where in world.nodes)
         ),
         default=None,
     )
 
 
-def _cost(chosen: tuple[Evictable, ...]) -> Cost:
+def cost_of(chosen: tuple[Evictable, ...]) -> Cost:
     highest = max(each.priority for each in chosen)
     return sum(len(each.placements) for each in chosen), highest, sum(each.lost_gpu_s for each in chosen)
 
@@ -161,16 +162,16 @@ def _fits(asked: Request, gone: tuple[Evictable, ...], where: Node, world: World
     )
 
 
-def _is_allowed(asked: Request, chosen: tuple[Evictable, ...], world: World, *, preempts: bool) -> bool:
+def is_allowed(asked: Request, chosen: tuple[Evictable, ...], world: World, *, preempts: bool) -> bool:
     budgets = [name for evictable in chosen for name in evictable.budgets]
     if any(budgets.count(name) > allowed for name, allowed in world.budgets.items()):
         return False
-    return all(_may_go(asked, each, world, preempts=preempts) for each in chosen) and _keep_theirs(
+    return all(may_go(asked, each, world, preempts=preempts) for each in chosen) and keep_theirs(
         asked, chosen, world
     )
 
 
-def _may_go(asked: Request, evictable: Evictable, world: World, *, preempts: bool) -> bool:
+def may_go(asked: Request, evictable: Evictable, world: World, *, preempts: bool) -> bool:
     """A gang may be in several queues, and may go if each allows it."""
     in_queues = [each for each in evictable.placements if world.queue_of[each.key]]
     is_lower = evictable.priority < asked.priority
@@ -193,7 +194,7 @@ def _may_go(asked: Request, evictable: Evictable, world: World, *, preempts: boo
     return True
 
 
-def _keep_theirs(asked: Request, chosen: tuple[Evictable, ...], world: World) -> bool:
+def keep_theirs(asked: Request, chosen: tuple[Evictable, ...], world: World) -> bool:
     left = world.used(chosen)
     mine = quota_oracle.path(asked.queue, world.terms) or []
     gone = [each for evictable in chosen for each in evictable.placements]

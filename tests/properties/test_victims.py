@@ -12,8 +12,9 @@ from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.decide import decide
 from gpu_orchestrator.core.node import Node, node
+from gpu_orchestrator.core.node_victims import Victims, choose
 from gpu_orchestrator.core.request import Request, Shape
-from gpu_orchestrator.core.victims import Cost, Evictable, NoVictims, Victims, choose, cost
+from gpu_orchestrator.core.victims import Cost, Evictable, NoVictims, cost
 from gpu_orchestrator.policies.registry import Registry
 from tests.support import oracle
 from tests.support.examples import cases

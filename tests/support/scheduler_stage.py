@@ -234,6 +234,11 @@ class Stage:
     def claim(self, name: str) -> Json:
         return self.cluster.api.request("GET", f"{CLAIMS.format(self.namespace)}/{name}")
 
+    def patch(self, name: str, change: Json) -> None:
+        """Change a pod by a merge patch."""
+        path, merge = f"{self.pods_path}/{name}", "application/merge-patch+json"
+        self.cluster.api.request("PATCH", path, change, content_type=merge)
+
     def delete(self, *pods: str, force: bool = False) -> None:
         body = {"gracePeriodSeconds": 0} if force else None
         paths = [{"path": f"{self.pods_path}/{name}"} for name in pods]

@@ -18,7 +18,8 @@ from gpu_orchestrator.core.gang import Gang, GangRefusal, PolicyOf, decide_gang
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import GangTerms, Request
 from gpu_orchestrator.core.standing import FITS, current, first_obstacle
-from gpu_orchestrator.core.victims import Evictable, allows, cost, few, forbidding
+from gpu_orchestrator.core.victim_search import few
+from gpu_orchestrator.core.victims import Evictable, allows, cost, forbidding
 
 MOST_CHECKS = 5_000
 """Sets of pods that are tried before the best one found so far is taken: a few seconds."""

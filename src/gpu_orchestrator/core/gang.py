@@ -99,9 +99,9 @@ def _in_one_domain(
     one in which most members fit. The search shares `steps` among the domains that are left: each has a part
     of what those before it did not need."""
     best: GangRefusal | None = None
-    values = ([gang.among] if gang.among else _domains(gang, key, cluster))[:MOST_DOMAINS]
+    values = ([gang.among] if gang.among else domains(gang, key, cluster))[:MOST_DOMAINS]
     for left, value in zip(range(len(values), 0, -1), values, strict=True):
-        members = tuple(_confined(each, key, value) for each in gang.members)
+        members = tuple(confined(each, key, value) for each in gang.members)
         part = [steps[0] // left]
         steps[0] -= part[0]
         answer = _together(replace(gang, members=members), cluster, policy_of, rng, part)
@@ -122,11 +122,11 @@ def _no_domain(gang: Gang, key: str, cluster: Cluster) -> Refusal:
     return Refusal(nodes, ((f"are in a {key} with too little free for {gang.least} members", nodes),))
 
 
-def _confined(member: Request, key: str, value: str) -> Request:
+def confined(member: Request, key: str, value: str) -> Request:
     return replace(member, shape=replace(member.shape, within=(key, value)))
 
 
-def _domains(gang: Gang, key: str, cluster: Cluster) -> list[str]:
+def domains(gang: Gang, key: str, cluster: Cluster) -> list[str]:
     """Return the values of the label whose nodes have room for enough members by the numbers, the one with
     the least to spare first."""
     inventory = cluster.inventory
@@ -180,16 +180,16 @@ def _together(
     for shape, member in {each.shape: each for each in gang.members}.items():
         if shape.within is None:
             current(shape, cluster, policy_of(member))  # kept for the next try; a copy's is lost with it
-    hardest_first = _hardest_first(gang.members)
-    placed, refusal = _fold(hardest_first, cluster.copy(), policy_of, rng)
+    in_order = hardest_first(gang.members)
+    placed, refusal = _fold(in_order, cluster.copy(), policy_of, rng)
     if refusal is None or len(placed) >= gang.least:
         return tuple(placed)
     if not gang.is_all:
-        others, _ = _fold(reversed(hardest_first), cluster.copy(), policy_of, rng)
+        others, _ = _fold(reversed(in_order), cluster.copy(), policy_of, rng)
         if len(others) >= gang.least:
             return tuple(others)
-    elif _is_worth_searching(hardest_first):
-        found = _search(hardest_first, cluster.copy(), policy_of, rng, steps)
+    elif _is_worth_searching(in_order):
+        found = _search(in_order, cluster.copy(), policy_of, rng, steps)
         if found is not None:
             return found
     never = refusal.never or (gang.is_all and _is_too_much(gang, cluster))
@@ -215,7 +215,7 @@ def _fold(
     return placed, first
 
 
-def _hardest_first(members: Iterable[Request]) -> list[Request]:
+def hardest_first(members: Iterable[Request]) -> list[Request]:
     """Sort the members; equal shapes stay together, in the order in which they came."""
     first: dict[Shape, int] = {}
     for number, member in enumerate(members):

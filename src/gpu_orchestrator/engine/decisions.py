@@ -8,7 +8,8 @@ from gpu_orchestrator.core.answer import Placement, Refusal, not_judged
 from gpu_orchestrator.core.decide import decide, decide_among
 from gpu_orchestrator.core.queues import Full
 from gpu_orchestrator.engine.events import Action, Place, PlaceGang, Refuse
-from gpu_orchestrator.engine.gangs import Chosen, Members, judge, over_limit
+from gpu_orchestrator.engine.gang_decision import Chosen, judge, over_limit
+from gpu_orchestrator.engine.gang_members import Members
 from gpu_orchestrator.engine.kept import lifted
 from gpu_orchestrator.engine.model_choice import Go, ModelChoice, Stay
 from gpu_orchestrator.engine.parts import Parts
@@ -46,10 +47,7 @@ class Decisions:
     def decide_active(self, now: float, actions: list[Action]) -> None:
         """Decide the requests whose turn it is."""
         queue, cluster = self._queue, self._cache.cluster
-        while self._parts.first:
-            if (waiting := queue.pop_this(self._parts.first.pop())) is not None:
-                no_room = self._no_room(waiting)
-                actions.append(Refuse(waiting.request, no_room) if no_room else self._decide(waiting, now))
+        self._decide_first(now, actions)
         judged_most = self._parts.rows_at_tick + self._bounds.rows
         for _ in range(self._bounds.decisions):
             if self._in_flight.is_full or cluster.rows_judged >= judged_most:
@@ -73,6 +71,16 @@ class Decisions:
                 actions.append(self._decide_model(waiting, now))
             else:
                 actions.append(self._decide(waiting, now))
+
+    def _decide_first(self, now: float, actions: list[Action]) -> None:
+        while self._parts.first:
+            if (waiting := self._queue.pop_this(self._parts.first.pop())) is None:
+                continue
+            if waiting.request.gang is not None:
+                self._decide_gang(waiting, now, actions)
+            else:
+                no_room = self._no_room(waiting)
+                actions.append(Refuse(waiting.request, no_room) if no_room else self._decide(waiting, now))
 
     def _no_room(self, waiting: Waiting) -> Refusal | None:
         """Park a request whose queue has no room for it, and return why. One that may start on some models

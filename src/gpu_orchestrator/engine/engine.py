@@ -28,7 +28,8 @@ from gpu_orchestrator.engine.cache import Cache
 from gpu_orchestrator.engine.decisions import Bounds, Decisions
 from gpu_orchestrator.engine.events import Action, Event, Place, Refuse, RequestAdded
 from gpu_orchestrator.engine.fair_share import FairShare
-from gpu_orchestrator.engine.gangs import Gangs, PartlyStarted
+from gpu_orchestrator.engine.gang_members import PartlyStarted, WaitingGang, waiting_gang
+from gpu_orchestrator.engine.gangs import Gangs
 from gpu_orchestrator.engine.in_flight import InFlight
 from gpu_orchestrator.engine.intake import Intake
 from gpu_orchestrator.engine.kept import Kept
@@ -102,10 +103,10 @@ class Engine:
         return self._cache.cluster
 
     def unkept(self, key: str) -> Cluster:
-        """Return a copy of the cluster without the places that are kept for others of later turns, and
-        without its own."""
+        """Return a copy of the cluster without the places that are kept for others of later turns than this
+        request or its gang, and without its own."""
         twin = self.cluster.copy()
-        if self._passing and (waiting := self._queue.get(key)) is not None:
+        if self._passing and (waiting := self._queue.get(key) or self._gangs.last(key)) is not None:
             for room in (room for each in self._passing.before(waiting) for room in each.rooms):
                 if room.node in twin:
                     twin.release(room)
@@ -261,6 +262,13 @@ class Engine:
         """Return the request that waits under this key, be it active, parked or resting."""
         waiting = self._queue.get(key) or self._gangs.get(key)
         return None if waiting is None else waiting.request
+
+    def gang_of(self, key: str) -> WaitingGang | None:
+        """Return the gang of a member that waits, if enough of them do, as it would be decided now."""
+        gang = self._gangs.of(key)
+        if gang is None or key not in gang.waiting or gang.is_short or gang.has_many_kinds:
+            return None
+        return waiting_gang(gang, self.cluster)
 
     def partly_started(self) -> list[PartlyStarted]:
         """Return the gangs that hold places and began without enough members."""

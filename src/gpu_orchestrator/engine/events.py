@@ -74,10 +74,10 @@ class MemberObserved:
 
 @dataclass(frozen=True, slots=True)
 class RoomReady:
-    """What was kept under the key `room` for this request is free now: the request is decided before all
-    others."""
+    """What was kept under the keys `rooms` for this request, or for its gang, is free now: it is decided
+    before all others."""
 
-    room: str
+    rooms: tuple[str, ...]
     key: str
 
 

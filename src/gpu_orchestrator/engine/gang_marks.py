@@ -5,10 +5,7 @@ it.
 Kept by `gangs`; the caller marks them.
 """
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from gpu_orchestrator.engine.gangs import Members
+from gpu_orchestrator.engine.gang_members import Members
 
 MARKED = 4
 """Members of a gang that carry the mark."""
@@ -18,13 +15,13 @@ class GangMarks:
     def __init__(self) -> None:
         self._incomplete: dict[str, Members] = {}
 
-    def look_at(self, gang: "Members") -> None:
+    def look_at(self, gang: Members) -> None:
         """The gang has begun, or a member that carried the mark has ended. One member alone makes a gang of
         one, which needs no mark."""
         if gang.terms.least > 1 and gang.has_begun:
             self._incomplete[gang.terms.name] = gang
 
-    def forget(self, gang: "Members") -> None:
+    def forget(self, gang: Members) -> None:
         self._incomplete.pop(gang.terms.name, None)
 
     def due(self) -> list[str]:
@@ -38,7 +35,7 @@ class GangMarks:
         return due
 
 
-def _missing(gang: "Members") -> list[str]:
+def _missing(gang: Members) -> list[str]:
     running = {key: node for key, node in gang.started.items() if node and key in gang.confirmed}
     apart = dict.fromkeys({node: key for key, node in running.items()}.values())
     candidates = [key for key in (apart | dict.fromkeys(running)) if key not in gang.marked]

@@ -12,95 +12,31 @@ In the queue a gang is one entry, its speaker: it has the lane, flow and rank of
 last, or one important member would take all others along. Kept by the engine.
 """
 
-from collections import Counter
-from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterator
+from dataclasses import replace
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from gpu_orchestrator.core.answer import Placement, Refusal, not_judged
+from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.core.cluster import Cluster
-from gpu_orchestrator.core.gang import SEARCH_STEPS, Gang, GangRefusal, decide_gang, may_fit
+from gpu_orchestrator.core.gang import SEARCH_STEPS, may_fit
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import GangTerms, Request, Shape
 from gpu_orchestrator.engine import gang_quota
 from gpu_orchestrator.engine.backoff import Backoff
-from gpu_orchestrator.engine.fair_share import FairShare
 from gpu_orchestrator.engine.gang_marks import GangMarks
+from gpu_orchestrator.engine.gang_members import Members, PartlyStarted, Stage, short, to_decide
 from gpu_orchestrator.engine.parked_gangs import ParkedGangs
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.quota import Quota
 
 PATIENCE_S = 1.0
 """How long a gang may be short before its members are told: mostly all of them come at once."""
-MOST_KINDS = 64
-"""Different requests of one gang. Each costs a look at every node, all in one go."""
 DECISION_LOOKS = 20
 """To decide a parked gang costs as much as this many looks at its room, and one more for each member."""
 MEMBERS_PER_LOOK = 64
 STEPS_PER_S = 500
 """Steps of the search for mixed members, of all gangs together: about a twentieth of the time."""
-
-Stage = Literal["short", "queued", "parked"]
-
-
-@dataclass(slots=True, eq=False)
-class Members:
-    """The members of one gang: those that wait, and the nodes of those that are in flight or held."""
-
-    terms: GangTerms
-    waiting: dict[str, Waiting] = field(default_factory=dict)
-    started: dict[str, str] = field(default_factory=dict)
-    stage: Stage = "short"
-    speaker: Waiting | None = None
-    last: Waiting | None = None
-    """The member that is last in turn, as of the last decision."""
-    refusal: Refusal | None = None
-    confirmed: set[str] = field(default_factory=set)
-    ended_early: int = 0
-    """Members that were placed and had ended before all others were."""
-    has_begun: bool = False
-    marked: set[str] = field(default_factory=set)
-    """Members that carry the mark that the gang has begun."""
-    has_observed: bool = False
-    """Members were placed before a restart or by others: then nobody knows how many began together, unless
-    one carries the mark."""
-    told: set[str] = field(default_factory=set)
-    attempts: int = 0
-    rests_until: float = 0.0
-    news: int = 0
-    """What had become free when this gang was looked at, as `ParkedGangs` counts it."""
-
-    @property
-    def least(self) -> int:
-        """How many of those that wait must be placed together; the others of the gang run already. Once
-        enough have started, each that comes later, for one that ended, is placed beside those that run."""
-        return 1 if self.has_begun else max(self.terms.least - len(self.started), 1)
-
-    @property
-    def is_short(self) -> bool:
-        return len(self.waiting) < self.least
-
-    @property
-    def kinds(self) -> set[Shape]:
-        return {each.request.shape for each in self.waiting.values()}
-
-    @property
-    def has_many_kinds(self) -> bool:
-        return len(self.waiting) > MOST_KINDS and len(self.kinds) > MOST_KINDS
-
-    @property
-    def by_turn(self) -> list[Waiting]:
-        return sorted(self.waiting.values(), key=lambda each: (-each.lane, each.rank, each.number))
-
-
-@dataclass(frozen=True, slots=True)
-class PartlyStarted:
-    """A gang of which `started` have places, fewer than the `least` that must start together."""
-
-    gang: str
-    least: int
-    started: tuple[str, ...]
 
 
 class Gangs:
@@ -134,6 +70,15 @@ class Gangs:
         """Return why this member still waits; None if it was not decided yet."""
         gang = self._gang_of[key]
         return short(gang, nodes) if gang.stage == "short" else gang.refusal
+
+    def of(self, key: str) -> Members | None:
+        """Return the gang of this member."""
+        return self._gang_of.get(key)
+
+    def last(self, key: str) -> Waiting | None:
+        """Return the member that is last in turn of those that wait in the gang of this one."""
+        gang = self._gang_of.get(key)
+        return gang.by_turn[-1] if gang and gang.waiting else None
 
     def named(self, name: str) -> Members | None:
         return self._gangs.get(name)
@@ -384,68 +329,3 @@ class Gangs:
             if fits:
                 self._parked.took(DECISION_LOOKS + len(gang.waiting))
                 yield gang
-
-
-class Chosen(NamedTuple):
-    waiting: Waiting
-    placement: Placement
-    cost: float
-
-
-def judge(
-    gang: Members,
-    cluster: Cluster,
-    quota: Quota,
-    cost: Callable[[Request], float],
-    rng: Rng,
-    steps: list[int],
-) -> list[Chosen] | Refusal:
-    """Return places for members of the gang with what they cost their flow, or why there are none. `steps` is
-    how many the search for them may take."""
-    members = gang.waiting
-    if gang.has_many_kinds:
-        asked = f"its members ask for {len(gang.kinds)} different things"
-        said = f"gang {gang.terms.name}: {asked}, more than {MOST_KINDS}"
-        return Refusal(len(cluster), gang=said)
-    try:
-        together = gang_quota.within(to_decide(gang, cluster), quota)
-        if isinstance(together, str):
-            return Refusal(len(cluster), gang=f"gang {gang.terms.name}: {together}")
-        answer = decide_gang(together, cluster, lambda each: members[each.key].policy, rng, steps)
-        if isinstance(answer, GangRefusal):
-            return answer.refusal
-        return [Chosen(members[each.key], each, cost(members[each.key].request)) for each in answer]
-    except Exception as error:  # policy and order may be plugins
-        return not_judged(len(cluster), error)
-
-
-def over_limit(gang: Members, fair_share: FairShare, nodes: int) -> Refusal | None:
-    """Return why the members, if all of them must start together, are more than their flows may hold."""
-    if gang.least < len(gang.waiting):
-        return None
-    for flow, count in Counter(each.flow for each in gang.waiting.values()).items():
-        room = fair_share.room(flow)
-        if room is not None and count > room:
-            said = f"gang {gang.terms.name}: {count} members, and {flow} may start {room} more now"
-            return Refusal(nodes, gang=said)
-    return None
-
-
-def to_decide(gang: Members, cluster: Cluster) -> Gang:
-    """Return the members that wait, as they are decided now."""
-    members = tuple(each.request for each in gang.by_turn)
-    return Gang(gang.terms, members, gang.least, _domain_of(gang, cluster))
-
-
-def _domain_of(gang: Members, cluster: Cluster) -> str:
-    """Return the domain in which members of the gang run."""
-    nodes = (cluster.node(name) for name in gang.started.values() if name in cluster)
-    values = (dict(node.labels).get(gang.terms.domain, "") for node in nodes) if gang.terms.domain else ()
-    return next((value for value in values if value), "")
-
-
-def short(gang: Members, nodes: int) -> Refusal:
-    """Return what is said to members that wait for others. It has no count, or each member that comes would
-    be news to all the others."""
-    wanted = gang.terms.least
-    return Refusal(nodes, gang=f"gang {gang.terms.name}: waits until {wanted} members are there")

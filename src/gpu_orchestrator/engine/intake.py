@@ -41,9 +41,10 @@ class Intake:
                 self._placed(key, now, actions)
             case events.RequestRemoved(key):
                 self._remove(key)
-            case events.RoomReady(room, key):
-                self._remove(room)
-                self._parts.first.append(key)
+            case events.RoomReady(rooms, key):
+                for room in rooms:
+                    self._remove(room)
+                self._decide_first(key)
             case events.NodeUpdated(node):
                 self._set_node(node)
             case events.NodeRemoved(name):
@@ -56,6 +57,13 @@ class Intake:
                 self._parts.rows_at_tick = self._cache.cluster.rows_judged
             case _:
                 self._observe(event, now)
+
+    def _decide_first(self, key: str) -> None:
+        if (gang := self._gangs.of(key)) is not None and not gang.is_short:
+            if gang.stage == "parked":
+                self._queue.push(self._gangs.enqueue(gang))
+            key = gang.speaker.request.key if gang.speaker else key
+        self._parts.first.append(key)
 
     def _observe(self, event: Event, now: float) -> None:
         match event:

@@ -8,10 +8,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gpu_orchestrator.engine.gangs import Members
+from gpu_orchestrator.engine.gang_members import Members
 
 LOOKS_PER_S = 2_000
 """How many looks there are per second. To count the room for a gang is one for each kind of member."""
@@ -30,7 +28,7 @@ class ParkedGangs:
         self._news, self._numbers = 0, count()
         self._looks, self._looks_at = float(MOST_LOOKS), 0.0
 
-    def add(self, gang: "Members") -> None:
+    def add(self, gang: Members) -> None:
         """Let a gang rest; nothing that was free before can help it."""
         name = gang.terms.name
         self.remove(name)
@@ -42,7 +40,7 @@ class ParkedGangs:
         self._rested.pop(name, None)
         self._to_look_at = min(self._to_look_at, len(self._rested))
 
-    def recheck(self, gang: "Members") -> None:
+    def recheck(self, gang: Members) -> None:
         """Look at this gang again, once it has rested, also if nothing becomes free."""
         gang.news = -1
         if gang.terms.name in self._rested:
@@ -65,7 +63,7 @@ class ParkedGangs:
             times.append(now if self._looks > 0.0 else now + (1.0 - self._looks) / LOOKS_PER_S)
         return min(times, default=None)
 
-    def due(self, now: float) -> Iterator["Members"]:
+    def due(self, now: float) -> Iterator[Members]:
         """Yield the gangs to look at now."""
         while self._resting and self._resting[0][0] <= now:
             entry = heappop(self._resting)
@@ -86,13 +84,13 @@ class ParkedGangs:
         """Count looks that were taken. There may be more than there were: the next ones wait longer."""
         self._looks -= looks
 
-    def _is_resting(self, entry: tuple[float, int, "Members"]) -> bool:
+    def _is_resting(self, entry: tuple[float, int, Members]) -> bool:
         until, _, gang = entry
         name = gang.terms.name
         is_last = self._gangs.get(name) is gang and gang.rests_until == until
         return is_last and name not in self._rested
 
-    def _wake(self, gang: "Members") -> None:
+    def _wake(self, gang: Members) -> None:
         name = gang.terms.name
         self._rested[name] = gang
         if gang.news != self._news:

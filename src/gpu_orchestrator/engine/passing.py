@@ -5,7 +5,7 @@ comes before the owner's. Used by the engine's decisions and intake; `reservatio
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.decide import why_not
 from gpu_orchestrator.core.gang import may_fit
-from gpu_orchestrator.engine.gangs import to_decide
+from gpu_orchestrator.engine.gang_members import to_decide
 from gpu_orchestrator.engine.kept import Kept, lifted
 from gpu_orchestrator.engine.parts import Parts
 from gpu_orchestrator.engine.queue import Waiting

@@ -15,7 +15,7 @@ from gpu_orchestrator.core.queues import Full
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.ends import Ends
 from gpu_orchestrator.engine.events import Action, Refuse
-from gpu_orchestrator.engine.gangs import to_decide
+from gpu_orchestrator.engine.gang_members import to_decide
 from gpu_orchestrator.engine.kept import Kept, is_usable, lifted, name_of, open_gpus, rooms_of
 from gpu_orchestrator.engine.parts import Parts
 from gpu_orchestrator.engine.queue import Waiting

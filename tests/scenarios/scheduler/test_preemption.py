@@ -40,9 +40,7 @@ def test_fewest_pods_make_room_and_the_pod_starts_when_they_have_ended(stage: St
     stage.wait_event("late", "FailedScheduling")
     assert stage.pod("high")["status"].get("nominatedNodeName") == node
     assert "high" not in stage.bound()
-    body: Json = {"metadata": {"finalizers": None}}
-    path, merge = f"{stage.pods_path}/large", "application/merge-patch+json"
-    stage.cluster.api.request("PATCH", path, body, content_type=merge)
+    stage.patch("large", {"metadata": {"finalizers": None}})
     bound = stage.wait_bound("high")
     assert bound["high"].startswith(f"{node}:")
     assert set(stage.bound()) == {"high", *(f"small-{at}" for at in range(8))}
@@ -50,6 +48,35 @@ def test_fewest_pods_make_room_and_the_pod_starts_when_they_have_ended(stage: St
         "large", f"Preempted: evicted to make room for {stage.namespace}/high, which has priority"
     )
     stage.wait_event("high", f"Preempting: evicts {stage.namespace}/large, of lower priority")
+    assert stage.holds_exactly()
+
+
+def test_gang_evicts_what_is_in_its_way_on_all_nodes_and_starts_whole(stage: Stage, urgent: str) -> None:
+    """Two of three nodes have one pod each, which is fewer than the two of the third. The gang starts when
+    both victims have ended."""
+    nodes = stage.gpu_nodes(3, gpus=8)
+    stage.scheduler(releaseSeconds=0)
+    slow = {"finalizers": ["example.com/slow"]}
+    stage.create(*(pod(f"old-{at}", gpus=8, meta=slow) for at in range(2)))
+    stage.wait_bound()
+    stage.create(*(pod(f"small-{at}", gpus=4) for at in range(2)))
+    stage.wait_bound()
+    kept = {at.partition(":")[0] for name, at in stage.bound().items() if name.startswith("small")}
+    terms = {"gpu.scheduling/gang": "train", "gpu.scheduling/gang-size": "2"}
+    stage.create(*(pod(f"m-{at}", gpus=8, annotations=terms, priorityClassName=urgent) for at in range(2)))
+    until(lambda: "deletionTimestamp" in stage.pod("old-0")["metadata"], "one victim is evicted")
+    until(lambda: "deletionTimestamp" in stage.pod("old-1")["metadata"], "so is the other one")
+    assert len(kept) == 1
+    rooms = {stage.pod(f"m-{at}")["status"].get("nominatedNodeName") for at in range(2)}
+    assert rooms == set(nodes) - kept
+    for at in range(2):
+        assert not {"m-0", "m-1"} & set(stage.bound())
+        stage.patch(f"old-{at}", {"metadata": {"finalizers": None}})
+    bound = stage.wait_bound("m-0", "m-1")
+    assert {bound[f"m-{at}"].partition(":")[0] for at in range(2)} == set(nodes) - kept
+    assert {"small-0", "small-1"} <= set(stage.bound())
+    gang = f"gang {stage.namespace}/train"
+    stage.wait_event("old-0", f"Preempted: evicted to make room for {gang}, which has priority 1000")
     assert stage.holds_exactly()
 
 

@@ -95,6 +95,11 @@ def pods(
     return [pod(f"{prefix}-{at}", gpus=gpus, meta=meta, **node) for at in range(count)]
 
 
+def gang_of(name: str, size: int) -> list[Json]:
+    terms = {"gpu.scheduling/gang": name, "gpu.scheduling/gang-size": str(size)}
+    return [pod(f"{name}-{at}", gpus=1, annotations=terms) for at in range(size)]
+
+
 def test_limit_holds_and_the_waiting_pod_says_why(stage: Stage, queues: Queues) -> None:
     stage.gpu_nodes(1, gpus=8)
     queues.create("team", limit=4)
@@ -137,10 +142,11 @@ def test_unused_quota_is_lent_and_the_message_names_who_has_it(
     until(lambda: queues.shows("top", used=8000), "the sum is that of both")
 
 
+@pytest.mark.parametrize("gang", [0, 4], ids=["pods", "gang"])
 def test_guaranteed_quota_is_had_back_from_the_queue_that_borrows_it(
-    stage: Stage, beside: Stage, queues: Queues, figure: Callable[[str], None]
+    stage: Stage, beside: Stage, queues: Queues, figure: Callable[[str], None], gang: int
 ) -> None:
-    """No more goes than is borrowed, whatever waits."""
+    """No more goes than is borrowed, whatever waits; a gang has it back whole."""
     stage.gpu_nodes(1, gpus=8)
     reclaims: dict[str, Any] = {"preemption": {"reclaim": "Any"}}
     queues.create("one", guaranteed={"*": 4000}, **reclaims)
@@ -149,13 +155,14 @@ def test_guaranteed_quota_is_had_back_from_the_queue_that_borrows_it(
     beside.create(*pods("b", 10, where=stage))
     until(lambda: queues.shows("two", used=8000, borrowed=4000, pending=2), "the second queue borrows")
     began = time.monotonic()
-    stage.create(*pods("a", 6))
+    stage.create(*gang_of("g", gang), *([] if gang else pods("a", 6)))
     until(lambda: len(stage.bound()) == 4, "the first queue has what it is guaranteed")
     figure(f"4 guaranteed GPUs had back after {time.monotonic() - began:.1f} s")
     until(lambda: queues.shows("two", used=4000, borrowed=0, pending=2), "no more is taken")
     evicted = {f"b-{at}" for at in range(10)} - set(beside.pods())
     assert len(evicted) == 4
-    why = f"evicted to give queue {queues.name('one')} what it is guaranteed, for {stage.namespace}/a-"
+    whom = f"{'gang ' if gang else ''}{stage.namespace}/{'g' if gang else 'a-'}"
+    why = f"evicted to give queue {queues.name('one')} what it is guaranteed, for {whom}"
     beside.wait_event(min(evicted), f"Preempted: {why}")
 
 

@@ -19,6 +19,7 @@ Read the modules in this order:
   cycle/volume_users         which pods use each volume; some volumes serve one pod only
   cycle/volume_plans         which volumes were chosen for pods that are being bound
   cycle/preemptible          what may be evicted for a pod of higher priority, and what that loses
+  cycle/preemptors           the pods and gangs for which others may be evicted
   cycle/pending              pods that wait: their requests to the engine, and the reason reported for each
   cycle/shape_limit          how many different shapes of one namespace wait in the engine at once
   cycle/initial_holdings     what is held when a scheduler takes over, before the engine counts it
@@ -47,7 +48,8 @@ Read the modules in this order:
   controllers/gang_marks     marks members of gangs that have begun, for the next scheduler
   controllers/pod_groups     writes the conditions of PodGroups
   controllers/queue_status   writes what each GpuQueue uses into its status
-  controllers/preemption     evicts pods of lower priority, and keeps their room for the pod that needs it
+  controllers/preemption     evicts pods of lower priority, or of queues that borrow
+  controllers/nominated      keeps the room of those that were evicted, for whom they were
   controllers/overruns       tells of pods that run longer than declared where others wait, or evicts them
   controllers/node_capacity  writes into a node's status how many thousandths of GPUs it has
   controllers/reporter       writes events and the PodScheduled condition

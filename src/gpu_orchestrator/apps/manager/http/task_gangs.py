@@ -19,7 +19,7 @@ from gpu_orchestrator.apps.manager.fleet import words
 from gpu_orchestrator.apps.manager.fleet.nodes import gang_terms, plain_shape, request_of
 from gpu_orchestrator.apps.manager.manager import Manager
 from gpu_orchestrator.core.gang import GangRefusal
-from gpu_orchestrator.engine.gangs import MOST_KINDS
+from gpu_orchestrator.engine.gang_members import MOST_KINDS
 
 MOST_OF_REQUEST = 1000
 """Tasks of a request with gangs: the store takes them in one step."""

@@ -19,7 +19,7 @@ from gpu_orchestrator.api.wire import key
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
-from gpu_orchestrator.engine.gangs import PartlyStarted
+from gpu_orchestrator.engine.gang_members import PartlyStarted
 
 log = structlog.get_logger()
 

@@ -83,7 +83,7 @@ def evictables(
         if pod.metadata.deletion_timestamp or not (placements := held(pod)):
             continue
         group = group_of(pod)
-        name = _together(pod, claim_of(pod), group)
+        name = ends_with(pod, claim_of(pod), group)
         covering = tuple(each.name for each in guarding[pod.metadata.namespace] if each.covers(pod))
         lost = _lost(pod, placements, claim_of(pod), now)
         together[name].append(Evictable(name, placements, gangs.priority(pod, group), lost, covering, 1))
@@ -100,7 +100,8 @@ def evictables(
     ]
 
 
-def _together(pod: Pod, claim: GpuClaimSpec | None, group: PodGroup | None) -> str:
+def ends_with(pod: Pod, claim: GpuClaimSpec | None, group: PodGroup | None) -> str:
+    """Return the key of what is evicted as one with this pod: its own, or one for its gang."""
     if gangs.group_name(pod):
         is_whole = group is not None and group.is_evicted_whole
         return f"group {gangs.group_key(pod)}" if is_whole else pod.metadata.uid
