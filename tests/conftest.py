@@ -7,6 +7,7 @@ A test that uses a fixture of the control plane (`REAL_FIXTURES`) is marked `rea
 import asyncio
 import gc
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -56,6 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
     warm.allow()
     if worker := side_by_side.worker():
         share_ports(worker.number, worker.of)
+    # A shell lets what it starts in the background ignore Ctrl-C, and programs under test would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

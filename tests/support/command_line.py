@@ -80,10 +80,7 @@ class User:
         return line
 
     def start(self, *words: str, **environ: str) -> "subprocess.Popen[str]":
-        """Start a command that Ctrl-C may end, also if these tests run in the background of a shell, where
-        Ctrl-C is ignored and children inherit that."""
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        """Start a command that Ctrl-C may end."""
         return warm.Popen(
             [COMMAND, *words],
             cwd=self.folder,
