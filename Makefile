@@ -9,7 +9,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 NODES   ?= 8
 GPUS    ?= 8
-WORKERS ?= 4
+WORKERS ?= 6
 ARGS    ?=
 
 # Compiled files make every process start in half the time, and tests start hundreds.
@@ -84,7 +84,7 @@ test-fast: $(VENV)/ready ## Pure code only: seconds, no server, no network [ARGS
 
 # What `check` does, too. mypy takes one core for half a minute: it runs beside the first tests, at low priority.
 # A coverage report takes a fifth longer (Python 3.11, without sys.monitoring: half as long again).
-test: $(VENV)/bench/ready $(VENV)/docs/ready $(VENV)/models/ready $(VENV)/release/ready tools ## What every change must pass [WORKERS=4 COVERAGE=yes ARGS=...]
+test: $(VENV)/bench/ready $(VENV)/docs/ready $(VENV)/models/ready $(VENV)/release/ready tools ## What every change must pass [WORKERS=6 COVERAGE=yes ARGS=...]
 	@rm -f .coverage .coverage.*
 	@$(lint)
 	@nice $(BIN)/mypy & types=$$!; \

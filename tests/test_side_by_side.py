@@ -82,6 +82,17 @@ def test_files_that_share_a_control_plane_run_on_one_worker() -> None:
         assert node.ran == sorted(node.ran, key=side_by_side.rank)
 
 
+def test_two_of_many_workers_share_the_control_plane_that_most_files_need() -> None:
+    nodes = [Node() for _ in range(side_by_side.MANY)]
+    tests = [
+        f"tests/scenarios/{each}/test_{at}.py::test_it" for each in ("webhook", "agent") for at in range(9)
+    ]
+    light = [f"tests/core/test_{number}.py::test_it" for number in range(200)]
+    run(start(nodes, tests + light), tests + light, *nodes)
+    homes = [{side_by_side.home_of(test.partition("::")[0]) for test in node.ran} - {""} for node in nodes]
+    assert sorted(map(sorted, homes)) == [[], [], ["agent_cluster"], ["cluster"], ["cluster"]]
+
+
 def test_group_of_another_workers_control_plane_is_taken_when_nothing_else_is_left() -> None:
     nodes = [Node(), Node()]
     tests = [f"tests/scenarios/operator/test_{file}.py::test_it" for file in "abcdefgh"]

@@ -50,6 +50,11 @@ HOMES = {
 to keep an idle one a fortieth of a core: a worker gets the files that share what it has, and all end when no
 such file is left."""
 
+TWICE = "cluster"
+"""Most files share this one. Of many workers two may have it: one would still be at them when all others have
+ended."""
+MANY = 5
+
 HEAVY = frozenset(
     {
         "tests/load/test_steady.py",
@@ -86,7 +91,7 @@ class Groups(LoadScopeScheduling):
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         super().__init__(config, log)
-        self._at_home: dict[str, WorkerController] = {}
+        self._at_home: dict[str, list[WorkerController]] = {}
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
@@ -94,14 +99,16 @@ class Groups(LoadScopeScheduling):
     def _assign_work_unit(self, node: WorkerController) -> None:
         """Take the first group that needs no control plane of another worker; if all do, the first of all."""
         group = next((each for each in self.workqueue if self._suits(each, node)), next(iter(self.workqueue)))
-        if home := home_of(group):
-            self._at_home.setdefault(home, node)
+        if (home := home_of(group)) and node not in (at_home := self._at_home.setdefault(home, [])):
+            at_home.append(node)
         self.workqueue.move_to_end(group, last=False)
         super()._assign_work_unit(node)
 
     def _suits(self, group: str, node: WorkerController) -> bool:
         home = home_of(group)
-        return not home or self._at_home.get(home, node) is node
+        at_home = self._at_home.get(home, [])
+        most = 2 if home == TWICE and len(self.nodes) >= MANY else 1
+        return not home or node in at_home or len(at_home) < most
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Hand the rest of a lost worker's tests to others; return the test in which it was lost.
@@ -116,7 +123,9 @@ class Groups(LoadScopeScheduling):
             return None
         group, lost = rest[0]
         work[group][lost] = True
-        self._at_home = {home: each for home, each in self._at_home.items() if each is not node}
+        for at_home in self._at_home.values():
+            if node in at_home:
+                at_home.remove(node)
         self.workqueue.update({group: tests for group, tests in work.items() if not all(tests.values())})
         for other in self.assigned_work:
             if other in self.registered_collections:  # else it still collects, and gets work afterwards
