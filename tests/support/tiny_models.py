@@ -20,8 +20,9 @@ from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 
 PYTHON = Path(sys.prefix) / "models/bin/python"
-PROGRAM = (str(PYTHON), "-m", "gpu_orchestrator")
-"""Our program in that environment: what it starts finds torch."""
+PROGRAM = ("env", "OMP_NUM_THREADS=1", str(PYTHON), "-m", "gpu_orchestrator")
+"""Our program in that environment: what it starts finds torch. Several threads of torch would spin while they
+wait for each other, for seconds where other tests have the cores."""
 LOAD_S = 4 * PATIENCE_S
 """Patience for what may load torch: that takes seconds of CPU, and ten if nobody has compiled it yet."""
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "hello", "world", ":")

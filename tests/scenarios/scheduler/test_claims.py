@@ -62,6 +62,7 @@ def test_leases_deleted_while_no_scheduler_runs_are_restored(stage: Stage) -> No
     process = stage.scheduler(leaderElect=False, sweepSeconds=1)
     stage.create(claim("one"), pod("claimed", claim="one"), pod("bare", gpus=2))
     stage.wait_bound("claimed", "bare")
+    shows(stage, "one", "Bound")
     held = {name: holders(lease) for name, lease in stage.leases().items()}
     process.kill()
     for name in held:
