@@ -27,17 +27,17 @@ Amounts = tuple[tuple[str, int], ...]
 """Milli-GPUs by model."""
 Wish = tuple[int, tuple[str, ...]]
 """How many milli-GPUs are asked for, and the models that will do; none means all."""
+At = tuple[str, str]
+"""A queue and a model, `*` for all together: one budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """A request may not start because of the budget of the queue `at`, for GPUs of this model. `by_model`: a
-    budget for models is used up, so room in any queue above may help, for another model."""
+    """A request may not start because of the budget of the queue `at`, for GPUs of this model."""
 
     at: str
     model: str
     message: str
-    by_model: bool = False
 
 
 class QueueNode:
@@ -83,8 +83,8 @@ class Queues:
         self._is_settled = True
         self.version = 0
         """Changes whenever the answer of `judge` may have."""
-        self.freed: set[str] = set()
-        """Queues in which, or below which, something was let go; emptied by the caller."""
+        self.freed: set[At] = set()
+        """Budgets of which something was let go; emptied by the caller."""
         self.backs = 0
         """How often a queue came to use less than it is guaranteed."""
         self._dropped: deque[str] = deque(maxlen=MOST_DROPPED)
@@ -198,7 +198,8 @@ class Queues:
                 if each.is_below and not was_below:
                     self._drops(each.name)
         if sign < 0:
-            self.freed.update([each.name for each in node.path])
+            freed = (ALL, *(model for model, _ in amounts))
+            self.freed.update([(each.name, model) for each in node.path for model in freed])
 
     # --- what may start ----------------------------------------------------------------------------------
 
@@ -225,6 +226,28 @@ class Queues:
                 return Full(each.name, ALL, _said(each, ALL, milli, node))
             has_models = has_models or each.cap.has_models
         return _narrowed(node, wishes, known) if milli and has_models else [None] * len(wishes)
+
+    def full_at(
+        self, queue: str, milli: int, models: tuple[str, ...], known: Callable[[], Iterable[str]]
+    ) -> tuple[At, ...]:
+        """Return the budgets that have no room for a request: unless something of one of them is let go, it
+        may start on no more models than now."""
+        node = self.node(queue)
+        if node is None or node.problem:
+            return ((queue, ALL),)
+        above = next((each for each in node.path if each.total + milli > each.cap.total), None)
+        if above is not None:
+            return ((above.name, ALL),)
+        found = ((_full_of(node, model, milli), model) for model in models or known())
+        return tuple((full.name, model) for full, model in found if full is not None)
+
+    def room(self, at: At) -> float:
+        """Return how much more may be used of a budget."""
+        name, model = at
+        node = self.node(name)
+        if node is None:
+            return 0.0
+        return node.cap.total - node.total if model == ALL else node.cap.of(model) - node.used.get(model, 0)
 
     def _new(self, name: str) -> QueueNode:
         node = self._nodes[name] = QueueNode(name)
@@ -285,8 +308,8 @@ def _no_model(
     first = models[0]
     said = _said(full[first], first, wanted[first], node)
     if is_any and len(models) > 1:
-        return Full(full[first].name, ALL, f"{said}, and no more of any other model", by_model=True)
-    return Full(full[first].name, first, said, by_model=True)
+        return Full(full[first].name, ALL, f"{said}, and no more of any other model")
+    return Full(full[first].name, first, said)
 
 
 def _connect(nodes: Mapping[str, QueueNode]) -> None:

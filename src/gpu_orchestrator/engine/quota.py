@@ -9,7 +9,7 @@ from gpu_orchestrator.core.columns import where
 from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.queue_terms import QueueTerms
 from gpu_orchestrator.core.queue_usage import QueueUsage, usages
-from gpu_orchestrator.core.queues import Amounts, Full, Queues, amounts_of, milli_of
+from gpu_orchestrator.core.queues import Amounts, At, Full, Queues, amounts_of, milli_of
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.cache import Cache
 
@@ -37,6 +37,10 @@ class Quota:
     def judge(self, request: Request) -> Verdict:
         """Return whether a request that is in a queue may start."""
         return self.queues.judge(request.queue, milli_of(request.shape), request.shape.models, self.models)
+
+    def full_at(self, request: Request) -> tuple[At, ...]:
+        """Return the budgets that have no room for a request that is in a queue."""
+        return self.queues.full_at(request.queue, milli_of(request.shape), request.shape.models, self.models)
 
     def judge_together(self, members: Sequence[Request]) -> Full | list[tuple[str, ...] | None]:
         """Return whether requests of one queue may all start at once."""
