@@ -81,10 +81,10 @@ class Intake:
             self._gangs.something_freed()
 
     def _set_node(self, node: Node) -> None:
-        is_new = node.name not in self._cache.cluster
+        cluster = self._cache.cluster
+        before = cluster.node(node.name) if node.name in cluster else None
         if self._cache.set_node(node):
-            if is_new:
-                self._quota.node_came(node.name)
+            self._quota.node_changed(before, node)
             self._reservations.node_changed(node.name)
             self._wake(node.name, observed=True)
 

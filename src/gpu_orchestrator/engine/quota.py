@@ -7,6 +7,7 @@ import numpy as np
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.columns import where
 from gpu_orchestrator.core.device import WHOLE
+from gpu_orchestrator.core.node import Node
 from gpu_orchestrator.core.queue_terms import QueueTerms
 from gpu_orchestrator.core.queue_usage import QueueUsage, usages
 from gpu_orchestrator.core.queues import Amounts, At, Full, Queues, amounts_of, milli_of
@@ -68,10 +69,16 @@ class Quota:
         """Return True if the key held something in a queue."""
         return bool(self.queues.let_go(key))
 
-    def node_came(self, node: str) -> None:
-        """Count what is held on a node whose devices were not known before. It may have a new model."""
-        for placement in self._cache.on_node(node):
-            if queue := self.queues.queue_of(placement.key):
+    def node_changed(self, before: Node | None, node: Node) -> None:
+        """Count again what is held on a node that is new, or whose devices are of other models now. What
+        holds a device that is not reported any more counts as before."""
+        models = {each.id: each.model for each in node.devices}
+        was = {each.id: each.model for each in before.devices} if before else {}
+        if before is not None and all(was.get(each) == model for each, model in models.items()):
+            return
+        for placement in self._cache.on_node(node.name):
+            is_known = before is None or all(each in models for each in placement.devices)
+            if is_known and (queue := self.queues.queue_of(placement.key)):
                 self.take(placement.key, queue, placement)
         self.queues.has_changed = True
 
