@@ -1,6 +1,7 @@
 """What is placed and released, as the queues count it, and what may still start. Kept by the engine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.columns import where
 from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.node import Node
-from gpu_orchestrator.core.queue_terms import QueueTerms
+from gpu_orchestrator.core.queue_terms import ALL, QueueTerms
 from gpu_orchestrator.core.queue_usage import QueueUsage, usages
 from gpu_orchestrator.core.queues import Amounts, At, Full, Queues, amounts_of, milli_of
 from gpu_orchestrator.core.request import Request
@@ -38,6 +39,23 @@ class Quota:
     def judge(self, request: Request) -> Verdict:
         """Return whether a request that is in a queue may start."""
         return self.queues.judge(request.queue, milli_of(request.shape), request.shape.models, self.models)
+
+    def narrowed(self, request: Request) -> Request | None:
+        """Return a request as its queue has room for it, perhaps on some models only; None if it has none."""
+        verdict = self.judge(request) if request.queue else None
+        if isinstance(verdict, tuple):
+            return replace(request, shape=replace(request.shape, models=verdict))
+        return None if isinstance(verdict, Full) else request
+
+    def has_room(self, queue: str, amounts: Amounts) -> bool:
+        """Return True if all of this may be used together."""
+        total = sum(milli for _, milli in amounts)
+        node = self.queues.node(queue)
+        return node is not None and all(
+            self.queues.room((each.name, model)) >= milli
+            for each in node.path
+            for model, milli in ((ALL, total), *amounts)
+        )
 
     def full_at(self, request: Request) -> tuple[At, ...]:
         """Return the budgets that have no room for a request that is in a queue."""
@@ -87,6 +105,13 @@ class Quota:
         cluster = self._cache.cluster
         free = sum(cluster.free_gpus(node.name) for node in cluster) * WHOLE
         return usages(self.queues, pending, free)
+
+    def amounts(self, placements: Iterable[Placement]) -> Amounts:
+        """Return what these count together."""
+        found: dict[str, int] = {}
+        for model, milli in (amount for each in placements for amount in self._amounts(each)):
+            found[model] = found.get(model, 0) + milli
+        return tuple(found.items())
 
     def _amounts(self, placement: Placement) -> Amounts:
         cluster = self._cache.cluster
