@@ -286,7 +286,7 @@ class PreemptionController:
             for pod in ours.values()
             if pod.metadata.deletion_timestamp
             and pod.spec.node_name
-            and preemptible.ends_soon(pod, now, has_room=pod.spec.node_name == room)
+            and preemptible.ends_soon(pod, now, has_room=self._gives_room(pod, request, room))
         ]
         ended = self._ended_since(self._clock() - preemptible.SOON_S)
         ends = (*leaving, *((each.uid, each.node) for each in ended))
@@ -294,6 +294,17 @@ class PreemptionController:
         for placement in going.values():
             twin.release(placement)
         return twin, self._rules(ours[uid], request, going.values())
+
+    def _gives_room(self, pod: Pod, request: Request, promised: str) -> bool:
+        """Return True if the pod may have been evicted for the one that was promised this node: it has a part
+        of the room there or, on any node, of what the queues above both may use."""
+        if not promised or pod.spec.node_name == promised:
+            return bool(promised)
+        queues = self._coordinator.engine.queues
+        held = self._held(pod.metadata.uid, pod.spec.node_name)
+        theirs = (queues.node(queues.queue_of(each.key)) for each in held)
+        mine = queues.node(request.queue)
+        return mine is not None and any(each and not set(each.path).isdisjoint(mine.path) for each in theirs)
 
     def _evictables(self, guards: list[Budget]) -> Steps[list[Evictable]]:
         ours, stores = self._coordinator.our_pods.values(), self._coordinator.stores
