@@ -31,7 +31,7 @@ def queue(name: str, namespace: str = TEAM, *, gpus: int = 100) -> Json:
 
 
 def calls() -> Iterator[Call]:
-    """F9: out of the reach of a limit, by whoever is not an administrator."""
+    """F9: out of the reach of a limit, by all who are not administrators."""
     users = (kinds.EDITOR, kinds.OPERATOR, kinds.SCHEDULER, kinds.AGENT_HERE, "tenant")
     for user in users:
         yield Call(f"F9 {user} makes a queue", "POST", QUEUES, queue("forged"), RBAC, user)

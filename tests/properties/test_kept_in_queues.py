@@ -15,6 +15,7 @@ from gpu_orchestrator.engine.events import Event, NodeUpdated, QueueRemoved, Que
 from tests.properties.test_reservations import GPUS, Play
 from tests.support import quota_oracle
 from tests.support.builders import request
+from tests.support.examples import cases
 
 SEEDS = st.integers(0, 10**6)
 PARENTS = {"org": "", "ml": "org", "web": "org", "lab": ""}
@@ -90,3 +91,37 @@ def _terms(rng: Random, name: str) -> QueueTerms:
 
     borrows = rng.random() < 0.8
     return QueueTerms(name, PARENTS[name], guaranteed=amounts(), limit=amounts(), borrowing=borrows)
+
+
+@cases(30)
+@given(
+    SEEDS,
+    st.sampled_from(["its own queue", "a limit for one model", "a queue beside it", "a gang"]),
+    st.sampled_from((20.0, 150.0)),
+    st.booleans(),
+)
+def test_no_stream_of_small_ones_starves_a_large_one_of_a_full_queue(
+    seed: int, where: str, run_s: float, declares: bool
+) -> None:
+    """They never stop coming, and use up what the queue may use. There are GPUs enough."""
+    rng = Random(seed)
+    play = QueuePlay(rng, most=2, holds=1, hold_after_s=100.0, hold_s=50.0)
+    budget = "H100" if where == "a limit for one model" else "*"
+    terms = [QueueTerms("org", limit={budget: 4000}), QueueTerms("ml", "org"), QueueTerms("web", "org")]
+    play.tell(list(map(QueueUpdated, terms)))
+    queue = "web" if where == "a queue beside it" else "ml"
+    now, number, until = 0.0, 0, 600.0 + 20.0 * run_s
+    while now < until:
+        key = f"s{number}"
+        play.real_s[key] = run_s * rng.uniform(0.5, 1.0)
+        asked = request(key, 1, queue=queue, models=("H100",), run_s=run_s if declares else 0.0)
+        play.at(now, RequestAdded(asked))
+        now, number = now + run_s / 4 / 1.2, number + 1
+    members = 2 if where == "a gang" else 1
+    large = [f"b0/{at}" for at in range(members)]
+    for key in large:
+        play.real_s[key] = 100.0
+        gang = GangTerms("g", members) if members > 1 else None
+        play.at(run_s, RequestAdded(request(key, GPUS // members, queue="ml", models=("H100",), gang=gang)))
+    play.run(until)
+    assert all(key in play.began for key in large)

@@ -6,7 +6,8 @@ it. Amounts are milli-GPUs. A queue that makes no sense (unknown parent, circle,
 nothing: it admits nothing, and `problem` says why."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpu_orchestrator.core.answer import Placement
@@ -41,9 +42,22 @@ class Full:
 
 
 class QueueNode:
-    """One queue of the tree. `path` begins with itself and ends at the top."""
+    """One queue of the tree. `path` begins with itself and ends at the top. `kept` is what only those may use
+    who wait for it, of all models and by model."""
 
-    __slots__ = ("cap", "children", "guaranteed", "name", "path", "problem", "terms", "total", "used")
+    __slots__ = (
+        "cap",
+        "children",
+        "guaranteed",
+        "kept",
+        "kept_by",
+        "name",
+        "path",
+        "problem",
+        "terms",
+        "total",
+        "used",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -53,6 +67,21 @@ class QueueNode:
         self.children: list[QueueNode] = []
         self.guaranteed = self.cap = NO_BUDGET
         self.total, self.used = 0, dict[str, int]()
+        self.kept, self.kept_by = 0, dict[str, int]()
+
+    def keep(self, wish: Wish, sign: int) -> None:
+        milli, models = wish
+        self.kept += sign * milli
+        for model in models:
+            self.kept_by[model] = self.kept_by.get(model, 0) + sign * milli
+
+    def is_full(self, milli: int) -> bool:
+        """Return True if this much is more than it has left of all models together."""
+        return self.total + self.kept + milli > self.cap.total
+
+    def is_full_of(self, model: str, milli: int) -> bool:
+        used = self.used.get(model, 0) + (self.kept_by.get(model, 0) if self.kept else 0)
+        return used + milli > self.cap.of(model)
 
     def add(self, amounts: Amounts, sign: int) -> None:
         for model, milli in amounts:
@@ -80,6 +109,7 @@ class Queues:
     def __init__(self) -> None:
         self._nodes: dict[str, QueueNode] = {}
         self._held: dict[str, tuple[str, Amounts]] = {}
+        self._kept: dict[str, tuple[str, Wish]] = {}
         self._is_settled = True
         self.version = 0
         """Changes whenever the answer of `judge` may have."""
@@ -201,6 +231,47 @@ class Queues:
             freed = (ALL, *(model for model, _ in amounts))
             self.freed.update([(each.name, model) for each in node.path for model in freed])
 
+    # --- what is kept ------------------------------------------------------------------------------------
+
+    def may_hold(self, queue: str, wish: Wish, known: Callable[[], Iterable[str]]) -> bool:
+        """Return True if this much, of one of these models, may be used when nothing else is."""
+        node, (milli, models) = self.node(queue), wish
+        if node is None or node.problem or any(milli > each.cap.total for each in node.path):
+            return False
+        every = models or tuple(known())
+        return not every or any(all(milli <= each.cap.of(model) for each in node.path) for model in every)
+
+    def keep(self, key: str, queue: str, wish: Wish) -> None:
+        """Let nobody use this much of a queue and those above it, or of these models, but who is judged
+        `without` this key."""
+        self.node(queue)
+        self._kept[key] = queue, wish
+        self._count_kept(queue, wish, 1)
+        self.version += 1
+
+    def keep_no_longer(self, key: str) -> None:
+        self.node("")
+        self._count_kept(*self._kept.pop(key), -1)
+        self._note_change()
+
+    @contextmanager
+    def without(self, keys: Iterable[str]) -> Iterator[None]:
+        """Do not count what is kept for these meanwhile."""
+        kept = [self._kept[each] for each in keys]
+        self.node("")
+        for each in kept:
+            self._count_kept(*each, -1)
+        try:
+            yield
+        finally:
+            for each in kept:
+                self._count_kept(*each, 1)
+
+    def _count_kept(self, queue: str, wish: Wish, sign: int) -> None:
+        node = self._nodes.get(queue)
+        for each in node.path if node else ():
+            each.keep(wish, sign)
+
     # --- what may start ----------------------------------------------------------------------------------
 
     def judge(
@@ -222,7 +293,7 @@ class Queues:
         milli = sum(each for each, _ in wishes)
         has_models = False
         for each in node.path:
-            if milli and each.total + milli > each.cap.total:
+            if milli and each.is_full(milli):
                 return Full(each.name, ALL, _said(each, ALL, milli, node))
             has_models = has_models or each.cap.has_models
         return _narrowed(node, wishes, known) if milli and has_models else [None] * len(wishes)
@@ -235,7 +306,7 @@ class Queues:
         node = self.node(queue)
         if node is None or node.problem:
             return ((queue, ALL),)
-        above = next((each for each in node.path if each.total + milli > each.cap.total), None)
+        above = next((each for each in node.path if each.is_full(milli)), None)
         if above is not None:
             return ((above.name, ALL),)
         found = ((_full_of(node, model, milli), model) for model in models or known())
@@ -263,6 +334,9 @@ class Queues:
             for node in sorted(self._nodes.values(), key=lambda each: -len(each.path)):
                 _set_budgets(node)
                 node.total, node.used = 0, {}
+                node.kept, node.kept_by = 0, {}
+            for queue, wish in self._kept.values():
+                self._count_kept(queue, wish, 1)
             for queue, amounts in self._held.values():
                 for each in self._nodes[queue].path:
                     each.add(amounts, 1)
@@ -294,7 +368,7 @@ def _narrowed(
 
 
 def _full_of(node: QueueNode, model: str, milli: int) -> QueueNode | None:
-    return next((each for each in node.path if each.used.get(model, 0) + milli > each.cap.of(model)), None)
+    return next((each for each in node.path if each.is_full_of(model, milli)), None)
 
 
 def _no_model(
@@ -368,6 +442,8 @@ def _said(node: QueueNode, model: str, milli: int, asking: QueueNode) -> str:
         return f"queue {node.name}: {gpus(milli)} {what} asked for, and it may use {gpus(cap)} at most"
     of = "guaranteed " if node.terms is not None and not node.terms.borrowing else ""
     said = f"queue {node.name}: {gpus(used)} of {gpus(cap)} {of}{what} used"
+    if used + milli <= cap:
+        return f"{said}, {gpus(node.kept)} kept for one that waits longer"
     if len(node.children) > MOST_NAMED:
         return said
     return said + borrowers(each for each in node.children if each not in asking.path)

@@ -50,6 +50,7 @@ class Decisions:
             if (waiting := queue.pop_this(self._parts.first.pop())) is not None:
                 no_room = self._no_room(waiting)
                 actions.append(Refuse(waiting.request, no_room) if no_room else self._decide(waiting, now))
+        self._parts.promised.clear()
         judged_most = self._parts.rows_at_tick + self._bounds.rows
         for _ in range(self._bounds.decisions):
             if self._in_flight.is_full or cluster.rows_judged >= judged_most:

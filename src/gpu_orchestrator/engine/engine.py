@@ -39,6 +39,7 @@ from gpu_orchestrator.engine.parts import Parts
 from gpu_orchestrator.engine.passing import Passing
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.quota import Quota, refused
+from gpu_orchestrator.engine.quota_holds import QuotaHolds
 from gpu_orchestrator.engine.reservation_rules import OFF, ReservationRules
 from gpu_orchestrator.engine.reservations import Reservations
 from gpu_orchestrator.engine.scheduling_queue import SchedulingQueue, State
@@ -89,6 +90,7 @@ class Engine:
         self._rechecks = self._parts.rechecks
         self._choice = ModelChoice(self.models, self._fair_share, self.cluster, rng)
         self._reservations = Reservations(self._parts, reservations)
+        self._quota_holds = QuotaHolds(self._parts, self._reservations)
         self._passing = Passing(self._parts, self._reservations)
         self._reserves, self._places = self._reservations.are_on, self._reservations.kept
         self._intake = Intake(self._parts, self._reservations, self._passing)
@@ -195,6 +197,7 @@ class Engine:
             self._passing.offer()
         self._decisions.decide_active(now, actions)
         if self._reserves:
+            self._quota_holds.tend(now)
             self._reservations.tend(now, actions)
         actions.extend(Refuse(*each) for each in self._gangs.short_too_long(now, len(self.cluster)))
         return actions
@@ -209,6 +212,7 @@ class Engine:
             self._rechecks.next_at(),
             self._gangs.next_at(now),
             self._reservations.next_at(now) if self._reserves else None,
+            self._quota_holds.next_at(now) if self._reserves else None,
         )
         known = [at for at in times if at is not None]
         return max(min(known), now) if known else None

@@ -7,7 +7,7 @@ line that may start on some models only is not blocked, but is listed too: it ma
 Kept by `Unschedulable`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import NamedTuple
@@ -145,6 +145,12 @@ class HeldBack:
             if not alike:
                 self._unlist(alike)
                 del self._alike[alike.kind]
+
+    def blocked(self) -> Iterator[Waiting]:
+        """Yield the first of those that are alike and have no room."""
+        for alike in self._alike.values():
+            if alike.kind.only is None and (first := alike.first()) is not None:
+                yield first
 
     def first(self) -> Found | None:
         """Return the next request that has room now, with its turn; it stays listed."""

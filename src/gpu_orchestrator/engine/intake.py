@@ -44,6 +44,7 @@ class Intake:
             case events.RoomReady(room, key):
                 self._remove(room)
                 self._parts.first.append(key)
+                self._parts.promised.add(key)
             case events.NodeUpdated(node):
                 self._set_node(node)
             case events.NodeRemoved(name):

@@ -1,6 +1,7 @@
 """What is placed and released, as the queues count it, and what may still start. Kept by the engine."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,8 @@ class Quota:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self.queues = Queues()
+        self.passes: Callable[[Request], Iterable[str]] | None = None
+        """While quota is kept for some requests, returns those of them that this one goes before."""
         self._models: tuple[str, ...] = ()
         self._models_at = -1
 
@@ -38,7 +41,13 @@ class Quota:
 
     def judge(self, request: Request) -> Verdict:
         """Return whether a request that is in a queue may start."""
-        return self.queues.judge(request.queue, milli_of(request.shape), request.shape.models, self.models)
+        with self._passing(request):
+            return self.queues.judge(
+                request.queue, milli_of(request.shape), request.shape.models, self.models
+            )
+
+    def _passing(self, request: Request) -> AbstractContextManager[None]:
+        return nullcontext() if self.passes is None else self.queues.without(self.passes(request))
 
     def narrowed(self, request: Request) -> Request | None:
         """Return a request as its queue has room for it, perhaps on some models only; None if it has none."""
@@ -59,12 +68,16 @@ class Quota:
 
     def full_at(self, request: Request) -> tuple[At, ...]:
         """Return the budgets that have no room for a request that is in a queue."""
-        return self.queues.full_at(request.queue, milli_of(request.shape), request.shape.models, self.models)
+        with self._passing(request):
+            return self.queues.full_at(
+                request.queue, milli_of(request.shape), request.shape.models, self.models
+            )
 
     def judge_together(self, members: Sequence[Request]) -> Full | list[tuple[str, ...] | None]:
         """Return whether requests of one queue may all start at once."""
         wishes = [(milli_of(each.shape), each.shape.models) for each in members]
-        return self.queues.judge_together(members[0].queue, wishes, self.models)
+        with self._passing(members[-1]):
+            return self.queues.judge_together(members[0].queue, wishes, self.models)
 
     def models(self) -> tuple[str, ...]:
         """Return the models of GPUs that there are."""
