@@ -53,7 +53,22 @@ def test_who_is_kept_out_is_told_why() -> None:
     world.end("small-0")
     world.ask("late", 1, queue="ml")
     assert world.said["late"] == "queue ml: 3 of 4 GPUs used, 4 kept for one that waits longer"
-    assert world.said["big"] == "queue ml: 4 of 4 GPUs used"
+    assert world.engine.is_kept_out("late")
+    assert not world.engine.is_kept_out("big")
+
+
+def test_owner_is_told_as_long_as_it_has_its_hold() -> None:
+    world = full(limited("ml", 4))
+    told = "waits: what it needs of its queue is kept for it until 1900 s"
+    assert world.said["big"] == f"queue ml: 4 of 4 GPUs used; {told}"
+    world.end("small-0")
+    why = world.engine.why("big")
+    assert why is not None
+    assert why.message == f"queue ml: 3 of 4 GPUs used; {told}"
+    assert world.engine.quota_holds() == 1
+    world.wait(600.0)
+    assert world.said["big"] == "queue ml: 3 of 4 GPUs used"
+    assert world.engine.quota_holds() == 0
 
 
 def test_small_ones_begin_until_then() -> None:

@@ -6,17 +6,19 @@ above it, nobody of a later turn starts on what it needs. What runs goes on. A h
 begins, or after a while; then it rests as long, and the next one lasts twice as long. Used by the engine.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpu_orchestrator.core.decide import why_not
 from gpu_orchestrator.core.policy import Policy
-from gpu_orchestrator.core.queues import Wish, milli_of
+from gpu_orchestrator.core.queues import Full, Wish, milli_of
 from gpu_orchestrator.core.request import Request, Shape
 from gpu_orchestrator.engine import gang_quota
+from gpu_orchestrator.engine.events import Action, Refuse
 from gpu_orchestrator.engine.gangs import to_decide
 from gpu_orchestrator.engine.kept import name_of
 from gpu_orchestrator.engine.parts import Parts
 from gpu_orchestrator.engine.queue import Waiting
+from gpu_orchestrator.engine.quota import refused
 from gpu_orchestrator.engine.reservations import AGAIN_S, FIRST, LOOK_SELDOM_S, Reservations, Rest
 
 
@@ -58,6 +60,16 @@ class QuotaHolds:
         """Return the holds that do not keep this request out: its own, and those of later turns."""
         return [each.name for each in self.kept.values() if self._passes(request, each.waiting)]
 
+    def keeps_out(self, request: Request) -> bool:
+        """Return True if the queue of this request has room for it, and that is kept for others."""
+        if not self.kept or not request.queue or not isinstance(self._quota.judge(request), Full):
+            return False
+        with self._queues.without(self.kept):
+            shape, models = request.shape, self._quota.models
+            return not isinstance(
+                self._queues.judge(request.queue, milli_of(shape), shape.models, models), Full
+            )
+
     def _passes(self, request: Request, owner: Waiting) -> bool:
         if owner.request.key == request.key or request.key in self._parts.promised:
             return True
@@ -70,9 +82,15 @@ class QuotaHolds:
             return request.priority > owner.request.priority
         return (-lane, share.start(flow)) < (-owner.lane, share.start(owner.flow))
 
+    def note(self, waiting: Waiting) -> str:
+        """Return what the owner of a hold is told; empty for others."""
+        hold = self.kept.get(name_of(waiting)) if self.kept else None
+        until = self._rules.told(hold.until) if hold else ""
+        return f"waits: what it needs of its queue is kept for it until {until}" if hold else ""
+
     # --- as time passes ------------------------------------------------------------------------------------
 
-    def tend(self, now: float) -> None:
+    def tend(self, now: float, actions: list[Action]) -> None:
         """End and make holds, as far as it is time for that."""
         for each in list(self.kept.values()):
             if not self._waits(each):
@@ -82,13 +100,14 @@ class QuotaHolds:
                 lasted_s = each.until - each.since
                 self._rests[each.name] = Rest(hold_at=now + lasted_s, lasted_s=lasted_s)
                 self._drop(each)
+                self._tell(each.waiting, actions)
         if not len(self._queues) or not self._rules.holds:
             return
         if self._wanted_at is None and self._has_blocked():
             self._wanted_at = now
         if self._wanted_at is not None and max(self._wanted_at, self._looked_at + LOOK_SELDOM_S) <= now:
             self._looked_at, self._wanted_at = now, None
-            self._look(now)
+            self._look(now, actions)
 
     def _has_blocked(self) -> bool:
         return next(self._parts.queue.blocked(), None) is not None or self._parts.gangs.size > 0
@@ -99,7 +118,7 @@ class QuotaHolds:
         members = self._parts.gangs.named(hold.name)
         return members is not None and not members.is_short
 
-    def _look(self, now: float) -> None:
+    def _look(self, now: float, actions: list[Action]) -> None:
         """Make holds for the first in turn that have waited long enough."""
         due, looks = now + self._rules.hold_after_s, FIRST
         self._rests = {name: rest for name, rest in self._rests.items() if self._knows(name)}
@@ -117,6 +136,7 @@ class QuotaHolds:
             looks -= 1
             if (wanted := self._wanted(waiting)) is not None and self._could_run(wanted):
                 self._hold(wanted, now, 2.0 * rest.lasted_s or self._rules.hold_s)
+                self._tell(waiting, actions)
             else:
                 self._rests[name] = Rest(hold_at=now + AGAIN_S, lasted_s=rest.lasted_s)
                 due = min(due, now + AGAIN_S)
@@ -166,6 +186,18 @@ class QuotaHolds:
         self.kept[name] = QuotaHold(name, waiting, now, now + lasts_s)
         self._queues.keep(name, waiting.request.queue, wanted.wish)
         self._quota.passes = self.passed_by
+
+    def _tell(self, waiting: Waiting, actions: list[Action]) -> None:
+        """Tell the owner of its hold, or that it has none any longer."""
+        note, gang = self.note(waiting), waiting.request.gang
+        if gang is None:
+            full = self._quota.judge(waiting.request)
+            if isinstance(full, Full):
+                said = refused(full, len(self._parts.cache.cluster))
+                actions.append(Refuse(waiting.request, replace(said, kept=note)))
+        elif (members := self._parts.gangs.named(gang.name)) is not None and members.refusal is not None:
+            said = replace(members.refusal, kept=note)
+            actions.extend(Refuse(each.request, said) for each in members.waiting.values())
 
     def _drop(self, hold: QuotaHold) -> None:
         del self.kept[hold.name]

@@ -244,6 +244,26 @@ def _label(stage: Stage, name: str, queue: str | None) -> None:
     stage.cluster.api.request("PATCH", f"{stage.pods_path}/{name}", body, content_type=MERGE)
 
 
+def test_large_pod_is_not_starved_by_small_ones_of_its_queue(stage: Stage, queues: Queues) -> None:
+    """Nobody is evicted for the small ones that it keeps out either: there is room for them."""
+    stage.gpu_nodes(1, gpus=8)
+    one = queues.create("one", limit=4, preemption={"within": "LowerPriority"})
+    stage.scheduler(releaseSeconds=0, reserveAfterSeconds=2, holdSeconds=600)
+    stage.create(*pods("small", 4))
+    stage.wait_bound()
+    stage.create(*pods("large", 1, gpus=4))
+    stage.wait_event("large-0", f"queue {one}: 4 of 4 GPUs used")
+    stage.wait_event("large-0", "waits: what it needs of its queue is kept for it until")
+    for at in range(4):
+        stage.create(*pods(f"late-{at}", 1))
+        stage.wait_event(f"late-{at}-0", f"queue {one}: ")
+        stage.delete(f"small-{at}")
+        if at < 3:
+            stage.wait_event(f"late-{at}-0", f"{3 - at} of 4 GPUs used, 4 kept for one that waits longer")
+    stage.wait_bound("large-0")
+    assert set(stage.bound()) == {"large-0"}
+
+
 def test_kill_at_any_bind_leaves_no_queue_above_its_limit(
     bare_stage: Stage, scale: Scale, figure: Callable[[str], None]
 ) -> None:

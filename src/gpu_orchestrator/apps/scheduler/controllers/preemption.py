@@ -231,6 +231,9 @@ class PreemptionController:
             if asked is None or engine.state_of(uid) != "parked":
                 continue
             request, policy = asked
+            if engine.is_kept_out(uid):  # nobody need go for it, and it must not go before another
+                self._rest(request)
+                continue
             twin, rules = self._without_leaving(uid, request)
             room = decide(request, twin, policy, self._rng)
             if isinstance(room, Placement) and rules.has_room((), models_on(twin, room.node)):
@@ -266,14 +269,18 @@ class PreemptionController:
         return room if isinstance(room, Placement) else None
 
     def _give_up(self, uid: str, request: Request, answer: NoVictims) -> None:
+        self._rest(request)
+        if answer.forbidden and (pod := self._coordinator.our_pods.get(uid)) is not None:
+            self._metrics.preemptions.labels("blocked").inc()
+            self._reporter.report_preemption(pod, names.NOT_PREEMPTED, answer.message)
+
+    def _rest(self, request: Request) -> None:
+        """Look at requests like this one again after a while."""
         if len(self._looked) >= MOST_KNOWN:
             del self._looked[next(iter(self._looked))]
         kind = request.shape, request.priority, request.queue
         self._looked.pop(kind, None)
         self._looked[kind] = self._clock()
-        if answer.forbidden and (pod := self._coordinator.our_pods.get(uid)) is not None:
-            self._metrics.preemptions.labels("blocked").inc()
-            self._reporter.report_preemption(pod, names.NOT_PREEMPTED, answer.message)
 
     def _without_leaving(self, uid: str, request: Request) -> tuple[Cluster, Rules]:
         """Return the cluster as it is when what ends soon anyway has ended, as far as this pod waits for
