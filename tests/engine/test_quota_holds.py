@@ -166,6 +166,17 @@ def test_many_that_could_never_run_keep_no_other_from_its_hold() -> None:
     assert "big" in world.running
 
 
+def test_later_one_with_a_hold_as_well_does_not_keep_out_the_first() -> None:
+    world = full(limited("ml", 4), rules=ReservationRules(most=4, holds=2, hold_after_s=300.0, hold_s=6000.0))
+    world.ask("late", 1, queue="ml")
+    world.wait(400.0)
+    assert world.engine.quota_holds() == 2
+    world.end(*(f"small-{at}" for at in range(4)))
+    assert "big" in world.running
+    world.end("big")
+    assert "late" in world.running
+
+
 def test_owner_that_goes_leaves_its_hold() -> None:
     world = full(limited("ml", 4))
     world.end("small-0")

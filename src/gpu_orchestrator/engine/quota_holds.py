@@ -76,11 +76,9 @@ class QuotaHolds:
         gang, other = request.gang, owner.request.gang
         if gang is not None and other is not None and gang.name == other.name:
             return True
-        order, share = self._parts.order, self._parts.fair_share
-        lane, flow = order.lane(request), order.flow(request)
-        if (lane, flow) == (owner.lane, owner.flow):
-            return request.priority > owner.request.priority
-        return (-lane, share.start(flow)) < (-owner.lane, share.start(owner.flow))
+        queue = self._parts.queue
+        waiting = queue.get(request.key) or self._parts.gangs.get(request.key)
+        return waiting is not None and queue.turn(waiting) < queue.turn(owner)
 
     def note(self, waiting: Waiting) -> str:
         """Return what the owner of a hold is told; empty for others."""

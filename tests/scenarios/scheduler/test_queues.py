@@ -248,7 +248,7 @@ def test_large_pod_is_not_starved_by_small_ones_of_its_queue(stage: Stage, queue
     """Nobody is evicted for the small ones that it keeps out either: there is room for them."""
     stage.gpu_nodes(1, gpus=8)
     one = queues.create("one", limit=4, preemption={"within": "LowerPriority"})
-    stage.scheduler(releaseSeconds=0, reserveAfterSeconds=2, holdSeconds=600)
+    stage.scheduler(releaseSeconds=0, sweepSeconds=2, reserveAfterSeconds=2, holdSeconds=600)
     stage.create(*pods("small", 4))
     stage.wait_bound()
     stage.create(*pods("large", 1, gpus=4))
