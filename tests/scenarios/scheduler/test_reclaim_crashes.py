@@ -4,6 +4,8 @@ missing, no device is given twice, and the queue has its quota in the end.
 Nodes of these clusters run nothing: a pod that is evicted holds its devices until the test ends it.
 """
 
+import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +123,33 @@ def test_kill_while_quota_is_had_back_evicts_no_more_than_is_missing(
             teams.clear()
     figure(f"{len(chosen)} kills")
     assert set(invariants.check(history, spare_s=40).binds.values()) == {1}
+
+
+def test_kills_at_random_moments_while_many_have_quota_back(
+    teams: Teams, scale: Scale, figure: Callable[[str], None]
+) -> None:
+    """Each has its own victims: no more go than all of them lack."""
+    nodes, kills, rng = scale(test=2, accept=10), scale(test=3, accept=20), random.Random(3)
+    half = 4 * nodes
+    for word, spec in {"top": "limit", "one": "guaranteed", "two": "guaranteed"}.items():
+        teams.queues.change(word, **{spec: {"*": 1000 * (2 * half if word == "top" else half)}})
+    teams.mine.gpu_nodes(nodes, gpus=8)
+    teams.theirs.create(*pods("b", 2 * half, where=teams.mine))
+    teams.theirs.wait_bound()
+    with History(teams.mine.cluster) as history:
+        teams.mine.create(*pods("a", half + 2))
+        for _ in range(kills):
+            time.sleep(rng.uniform(0.0, 2.0))
+            teams.scheduler.kill()
+            teams.scheduler.start()
+        until(lambda: len(teams.ending()) >= half, f"all are evicted\n{teams.mine.last_words()}", 120)
+        teams.theirs.delete(*teams.ending(), force=True)
+        until(lambda: len(teams.mine.bound()) == half, "the first queue has what it is guaranteed", 120)
+        until(lambda: teams.queues.shows("two", used=1000 * half, borrowed=0), "and so has the second")
+        assert teams.ending() == [], "and nobody else goes"
+        assert len(teams.theirs.pods()) == half
+    figure(f"{kills} kills while {half} pods were evicted")
+    invariants.check(history, spare_s=60)
 
 
 def test_victims_on_other_nodes_are_waited_for_by_the_next_scheduler(teams: Teams, proxy: Proxy) -> None:
