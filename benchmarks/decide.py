@@ -3,7 +3,8 @@
 Clusters are half full, of nodes with eight GPUs. Ten request shapes take turns. Every decision is placed, and
 releases keep the cluster half full, so each decision finds the cluster changed by the ones before. Then an
 engine takes in a stream of requests: alone, beside a backlog, and spread over queues with quota, in each of
-which others wait. It ends with one line of JSON.
+which others wait. Last, what one end in a full queue costs in which ten thousand different requests wait. It
+ends with one line of JSON.
 """
 
 import argparse
@@ -45,6 +46,8 @@ ISLANDS = {(a, b): 600 for half in (range(4), range(4, 8)) for a in half for b i
 GIB = 1 << 30
 MOST_PER_QUEUE = 64
 """GPUs: more than a queue uses of the stream by far, so that what waits for all of it goes on waiting."""
+MOST_HELD = 8
+"""GPUs of the queue in which many different requests wait."""
 REGISTRY = Registry()
 
 
@@ -53,6 +56,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of nodes")
     parser.add_argument("--decisions", type=int, default=4000, help="decisions timed per strategy and size")
     parser.add_argument("--queues", type=int, default=1000, help="queues with quota")
+    parser.add_argument("--waiting", type=int, default=10_000, help="different requests in one full queue")
     args = parser.parse_args()
     times = {n: {name: decision_times(n, name, args.decisions) for name in STRATEGIES} for n in args.sizes}
     alone, beside, queued, ratio = engine_rates(
@@ -69,6 +73,7 @@ def main() -> None:
         "engine_with_backlog_per_s": round(beside),
         "engine_with_queues_per_s": round(queued),
         "ratio_queues": round(ratio, 3),
+        "held_back_ms": {gpus: held_back_ms(args.waiting, gpus) for gpus in (1, MOST_HELD)},
         "memory_mb": {max(args.sizes): round(memory_mb(max(args.sizes)), 1)},
         "load": [round(each, 2) for each in os.getloadavg()],
     }
@@ -171,6 +176,28 @@ class _Run:
                 self.held.append(action.request.key)
 
 
+def held_back_ms(waiting: int, gpus: int) -> float:
+    """Return the milliseconds that the end of one request of a GPU costs, in a full queue in which as many
+    different ones wait for this number of GPUs: one of them starts, or none."""
+    engine, limit = Engine(REGISTRY.policy_of, random.Random(1)), {"*": 1000 * MOST_HELD}
+    engine.handle_all([NodeUpdated(_node(i)) for i in range(100)], 0.0)
+    engine.handle(QueueUpdated(QueueTerms("full", guaranteed=limit, limit=limit)), 0.0)
+    running = [f"run-{i}" for i in range(MOST_HELD)]
+    engine.handle_all([RequestAdded(request(key, 1, queue="full")) for key in running], 0.0)
+    engine.handle_all([Placed(key) for key in running], 0.0)
+    for i in range(waiting):
+        engine.handle(RequestAdded(request(f"wait-{i}", gpus, memory_mib=1 + i, queue="full")), 0.0)
+    times = []
+    for number, key in enumerate(running[: MOST_HELD - 1], 1):
+        start = perf_counter()
+        placed = engine.handle(RequestRemoved(key), float(number))
+        engine.handle_all(
+            [Placed(each.request.key) for each in placed if isinstance(each, Place)], float(number)
+        )
+        times.append(perf_counter() - start)
+    return round(median(times) * 1e3, 2)
+
+
 def copy_time(nodes: int) -> float:
     """Return the seconds that a copy of a half-full cluster takes."""
     cluster, _ = half_full(nodes, random.Random(1))
@@ -247,6 +274,8 @@ def show(result: dict[str, Any]) -> None:
         f"{result['engine_with_queues_per_s']:,} in queues ({result['ratio_queues']} of those alone)"
     )
     console.print(f"engine without IO: {rates}")
+    one, none = result["held_back_ms"].values()
+    console.print(f"an end in a full queue: {one} ms if a request starts, {none} ms if none does")
     console.print(f"copy in µs by nodes {result['copy_us']}")
     console.print(f"memory in MB by nodes {result['memory_mb']}; load {result['load']}")
 

@@ -46,7 +46,8 @@ PURE = {
         "--seeds 1 --nodes 4 --jobs 60", {"ratio_large_p99_to_off", "ratio_utilisation_to_off"}
     ),
     "bench-decide": Toy(
-        "--sizes 20 --decisions 100 --queues 20", {"median_us", "p99_us", "engine_per_s", "ratio_queues"}
+        "--sizes 20 --decisions 100 --queues 20 --waiting 20",
+        {"median_us", "p99_us", "engine_per_s", "ratio_queues", "held_back_ms"},
     ),
     "bench-models": Toy("--tasks 40 --seeds 1", {"swaps_ratio", "makespan_ratio", "max_wait_s"}),
     "bench-takeover": Toy("--nodes 3 --rounds 1 --before src", {"cpu_s", "grown_mb", "ratio"}),

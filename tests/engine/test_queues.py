@@ -192,3 +192,26 @@ def test_many_that_wait_for_one_queue_above_are_woken_one_by_one(monkeypatch: py
     for number in range(100):
         (at,) = end(engine, at, float(number))
     assert judged <= 100 * 4
+
+
+def test_what_runs_counts_as_the_model_that_its_node_says_later() -> None:
+    """A device plugin counts GPUs, and the agent that knows their model comes later."""
+    engine = engine_with(QueueTerms("ml", limit={"H100": 4000}), model="")
+    assert add(engine, "first", 4, "ml") == ["first"]
+    engine.handle(events.NodeUpdated(node("a", 8, model="H100")), 0.0)
+    assert engine.queue_usages()["ml"].used == {"*": 4000, "H100": 4000}
+    assert add(engine, "second", 1, "ml") == ["queue ml: 4 of 4 H100 used"]
+
+
+def test_new_model_of_a_known_node_wakes() -> None:
+    engine = engine_with(QueueTerms("ml", limit={"H100": 0, "": 0}), model="H100")
+    assert add(engine, "first", 1, "ml") == ["queue ml: 1 H100 asked for, and it may use 0 at most"]
+    assert told(engine.handle(events.NodeUpdated(node("a", 8, model="L4")), 1.0)) == ["first"]
+
+
+def test_device_that_is_not_reported_any_more_counts_as_before() -> None:
+    engine = engine_with(QueueTerms("ml", limit={"H100": 4000}), gpus=4, model="H100")
+    add(engine, "first", 4, "ml")
+    engine.handle(events.NodeUpdated(node("a", 3, model="H100")), 0.0)
+    engine.handle(events.NodeUpdated(node("a", 3, model="L4")), 0.0)
+    assert engine.queue_usages()["ml"].used == {"*": 4000, "H100": 4000}

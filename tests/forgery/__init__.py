@@ -6,6 +6,7 @@ sins         what of an admitted pod would break the rules, found without the po
 creations    forgeries of pods that are created
 changes      forgeries of pods that are there, and of their bindings
 kinds        forgeries of claims, workloads, leases, reports, priorities and namespaces
+queues       forgeries of queues, and what pods may say of theirs
 ports        the ports of the webhook, called directly
 legitimate   requests that must pass unharmed
 controllers  pods that real controllers make

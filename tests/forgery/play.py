@@ -12,7 +12,7 @@ from controlplane.api import Api, ApiError
 from controlplane.cluster import ADMIN, Cluster
 from gpu_orchestrator.api import names
 from gpu_orchestrator.api.admission_policies import capacity, claimed_pods, components, written_by_us
-from tests.forgery import changes, creations, kinds, legitimate, pods, ports
+from tests.forgery import changes, creations, kinds, legitimate, pods, ports, queues
 from tests.forgery.calls import NEIGHBOUR, PODS, SYSTEM, TEAM, TENANT, Call, Json, Outcome, create
 from tests.support import quotas
 from tests.support.paths import ROOT
@@ -49,7 +49,7 @@ PROBES = {
 
 
 def forgeries() -> list[Call]:
-    return [*creations.calls(), *changes.calls(), *kinds.calls()]
+    return [*creations.calls(), *changes.calls(), *kinds.calls(), *queues.calls()]
 
 
 def expectations(*, is_filled: bool) -> list[Call]:
@@ -61,6 +61,7 @@ def expectations(*, is_filled: bool) -> list[Call]:
         *legitimate.changes_(),
         *legitimate.processes(),
         *legitimate.kinds_(),
+        *queues.legitimate(),
     ]
 
 
@@ -241,6 +242,8 @@ class Play:
             self.admin("POST", kinds.LEASES, kinds.lease(name, managed=is_device))
         self.admin("POST", kinds.REPORTS, kinds.report("gpu-node-1"))
         self.admin("POST", kinds.CLAIMS.replace(TEAM, NEIGHBOUR), kinds.claim("theirs"))
+        for name, space in ((queues.OURS, TEAM), (queues.THEIRS, NEIGHBOUR)):
+            self.admin("POST", queues.QUEUES, queues.queue(name, space))
 
     def _limit(self) -> None:
         for space, made in kinds.QUOTAS.items():

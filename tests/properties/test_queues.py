@@ -220,7 +220,8 @@ def _added(rng: Random, number: int) -> RequestAdded:
     if rng.random() < 0.3:
         shape = Shape(exclusive=False, milli=rng.choice([300, 700]), models=models)
     else:
-        shape = Shape(gpus=rng.choice([1, 1, 2, 3]), models=models)
+        likes = rng.choice([(), (0,), (1,), (2, 3)])
+        shape = Shape(gpus=rng.choice([1, 1, 2, 3]), models=models, prefer_ids=likes)
     queue = rng.choice(["", "other", *PARENTS, "vision", "ml"])
     gang = GangTerms(f"g{number // 6}", rng.choice([1, 2])) if rng.random() < 0.2 else None
     asked = Request(f"r{number}", shape, rng.choice([0, 5]), rng.choice("uv"), gang=gang, queue=queue)

@@ -6,85 +6,66 @@ it. Amounts are milli-GPUs. A queue that makes no sense (unknown parent, circle,
 nothing: it admits nothing, and `problem` says why."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.device import LARGE_MIB, WHOLE, Device, profile_milli
-from gpu_orchestrator.core.queue_terms import ALL, Budget, QueueTerms, guarantee, least, limit, most, together
+from gpu_orchestrator.core.queue_node import (
+    MOST_DEPTH,
+    Amounts,
+    QueueNode,
+    Wish,
+    connect,
+    gpus,
+    said,
+    set_budgets,
+)
+from gpu_orchestrator.core.queue_terms import ALL, QueueTerms
 from gpu_orchestrator.core.request import Shape
 
-MOST_DEPTH = 8
-"""Queues above each other. Each costs every placement below it."""
-MOST_NAMED = 64
-"""With more queues below it than this, it is not worth the time to say which of them borrow."""
+__all__ = [
+    "MOST_DEPTH",
+    "Amounts",
+    "At",
+    "Full",
+    "QueueNode",
+    "Queues",
+    "Wish",
+    "amounts_of",
+    "gpus",
+    "milli_of",
+    "per_device",
+]
+
 MOST_DROPPED = 64
 """Queues that came to use less than they are guaranteed, and that are remembered by name."""
-NO_BUDGET = Budget(0.0, {}, 0.0)
 UNKNOWN = Device(-1)
 
-Amounts = tuple[tuple[str, int], ...]
-"""Milli-GPUs by model."""
-Wish = tuple[int, tuple[str, ...]]
-"""How many milli-GPUs are asked for, and the models that will do; none means all."""
+At = tuple[str, str]
+"""A queue and a model, `*` for all together: one budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """A request may not start because of the budget of the queue `at`, for GPUs of this model. `by_model`: a
-    budget for models is used up, so room in any queue above may help, for another model."""
+    """A request may not start because of the budget of the queue `at`, for GPUs of this model."""
 
     at: str
     model: str
     message: str
-    by_model: bool = False
-
-
-class QueueNode:
-    """One queue of the tree. `path` begins with itself and ends at the top."""
-
-    __slots__ = ("cap", "children", "guaranteed", "name", "path", "problem", "terms", "total", "used")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.terms: QueueTerms | None = None
-        self.problem = ""
-        self.path: tuple[QueueNode, ...] = (self,)
-        self.children: list[QueueNode] = []
-        self.guaranteed = self.cap = NO_BUDGET
-        self.total, self.used = 0, dict[str, int]()
-
-    def add(self, amounts: Amounts, sign: int) -> None:
-        for model, milli in amounts:
-            self.total += sign * milli
-            self.used[model] = self.used.get(model, 0) + sign * milli
-
-    def over(self, model: str) -> float:
-        """Return how much must go before the use of this model is guaranteed; 0 or less if it is."""
-        guaranteed = self.guaranteed
-        return max(self.total - guaranteed.total, self.used.get(model, 0) - guaranteed.of(model))
-
-    @property
-    def borrowed(self) -> float:
-        """Return how much of all models is used beyond what is guaranteed."""
-        by_model = sum(max(milli - self.guaranteed.of(model), 0) for model, milli in self.used.items())
-        return max(self.total - self.guaranteed.total, by_model, 0)
-
-    @property
-    def is_below(self) -> bool:
-        """Return True if it uses less than it is guaranteed."""
-        return self.total < self.guaranteed.total
 
 
 class Queues:
     def __init__(self) -> None:
         self._nodes: dict[str, QueueNode] = {}
         self._held: dict[str, tuple[str, Amounts]] = {}
+        self._kept: dict[str, tuple[str, Wish]] = {}
         self._is_settled = True
         self.version = 0
         """Changes whenever the answer of `judge` may have."""
-        self.freed: set[str] = set()
-        """Queues in which, or below which, something was let go; emptied by the caller."""
+        self.freed: set[At] = set()
+        """Budgets of which something was let go; emptied by the caller."""
         self.backs = 0
         """How often a queue came to use less than it is guaranteed."""
         self._dropped: deque[str] = deque(maxlen=MOST_DROPPED)
@@ -198,7 +179,49 @@ class Queues:
                 if each.is_below and not was_below:
                     self._drops(each.name)
         if sign < 0:
-            self.freed.update([each.name for each in node.path])
+            freed = (ALL, *(model for model, _ in amounts))
+            self.freed.update([(each.name, model) for each in node.path for model in freed])
+
+    # --- what is kept ------------------------------------------------------------------------------------
+
+    def may_hold(self, queue: str, wish: Wish, known: Callable[[], Iterable[str]]) -> bool:
+        """Return True if this much, of one of these models, may be used when nothing else is."""
+        node, (milli, models) = self.node(queue), wish
+        if node is None or node.problem or any(milli > each.cap.total for each in node.path):
+            return False
+        every = models or tuple(known())
+        return not every or any(all(milli <= each.cap.of(model) for each in node.path) for model in every)
+
+    def keep(self, key: str, queue: str, wish: Wish) -> None:
+        """Let nobody use this much of a queue and those above it, or of these models, but who is judged
+        `without` this key."""
+        self.node(queue)
+        self._kept[key] = queue, wish
+        self._count_kept(queue, wish, 1)
+        self.version += 1
+
+    def keep_no_longer(self, key: str) -> None:
+        self.node("")
+        self._count_kept(*self._kept.pop(key), -1)
+        self._note_change()
+
+    @contextmanager
+    def without(self, keys: Iterable[str]) -> Iterator[None]:
+        """Do not count what is kept for these meanwhile."""
+        kept = [self._kept[each] for each in keys]
+        self.node("")
+        for each in kept:
+            self._count_kept(*each, -1)
+        try:
+            yield
+        finally:
+            for each in kept:
+                self._count_kept(*each, 1)
+
+    def _count_kept(self, queue: str, wish: Wish, sign: int) -> None:
+        node = self._nodes.get(queue)
+        for each in node.path if node else ():
+            each.keep(wish, sign)
 
     # --- what may start ----------------------------------------------------------------------------------
 
@@ -221,10 +244,32 @@ class Queues:
         milli = sum(each for each, _ in wishes)
         has_models = False
         for each in node.path:
-            if milli and each.total + milli > each.cap.total:
-                return Full(each.name, ALL, _said(each, ALL, milli, node))
+            if milli and each.is_full(milli):
+                return Full(each.name, ALL, said(each, ALL, milli, node))
             has_models = has_models or each.cap.has_models
         return _narrowed(node, wishes, known) if milli and has_models else [None] * len(wishes)
+
+    def full_at(
+        self, queue: str, milli: int, models: tuple[str, ...], known: Callable[[], Iterable[str]]
+    ) -> tuple[At, ...]:
+        """Return the budgets that have no room for a request: unless something of one of them is let go, it
+        may start on no more models than now."""
+        node = self.node(queue)
+        if node is None or node.problem:
+            return ((queue, ALL),)
+        above = next((each for each in node.path if each.is_full(milli)), None)
+        if above is not None:
+            return ((above.name, ALL),)
+        found = ((_full_of(node, model, milli), model) for model in models or known())
+        return tuple((full.name, model) for full, model in found if full is not None)
+
+    def room(self, at: At) -> float:
+        """Return how much more may be used of a budget."""
+        name, model = at
+        node = self.node(name)
+        if node is None:
+            return 0.0
+        return node.cap.total - node.total if model == ALL else node.cap.of(model) - node.used.get(model, 0)
 
     def _new(self, name: str) -> QueueNode:
         node = self._nodes[name] = QueueNode(name)
@@ -235,11 +280,14 @@ class Queues:
         if not self._is_settled:
             self._is_settled = True
             self._drops("")
-            _connect(self._nodes)
+            connect(self._nodes)
             self._drop_unused()
             for node in sorted(self._nodes.values(), key=lambda each: -len(each.path)):
-                _set_budgets(node)
+                set_budgets(node)
                 node.total, node.used = 0, {}
+                node.kept, node.kept_by = 0, {}
+            for queue, wish in self._kept.values():
+                self._count_kept(queue, wish, 1)
             for queue, amounts in self._held.values():
                 for each in self._nodes[queue].path:
                     each.add(amounts, 1)
@@ -271,7 +319,7 @@ def _narrowed(
 
 
 def _full_of(node: QueueNode, model: str, milli: int) -> QueueNode | None:
-    return next((each for each in node.path if each.used.get(model, 0) + milli > each.cap.of(model)), None)
+    return next((each for each in node.path if each.is_full_of(model, milli)), None)
 
 
 def _no_model(
@@ -283,85 +331,10 @@ def _no_model(
     is_any: bool,
 ) -> Full:
     first = models[0]
-    said = _said(full[first], first, wanted[first], node)
+    text = said(full[first], first, wanted[first], node)
     if is_any and len(models) > 1:
-        return Full(full[first].name, ALL, f"{said}, and no more of any other model", by_model=True)
-    return Full(full[first].name, first, said, by_model=True)
-
-
-def _connect(nodes: Mapping[str, QueueNode]) -> None:
-    """Find out which queues are above which, and what is wrong with them."""
-    for node in nodes.values():
-        node.children, node.path, node.problem = [], (node,), ""
-    for node in nodes.values():
-        node.path, wrong = _path(node, nodes)
-        node.problem = f"queue {node.name}: {wrong}" if wrong else ""
-        if len(node.path) > 1:
-            node.path[1].children.append(node)
-
-
-def _path(node: QueueNode, nodes: Mapping[str, QueueNode]) -> tuple[tuple[QueueNode, ...], str]:
-    """Return the queue and those above it, or the queue alone and what is wrong with any of these."""
-    path, at, wrong = [node], node, ""
-    while True:
-        if at.terms is None:
-            return (node,), "does not exist" if at is node else f"queue {at.name} above it does not exist"
-        if at.terms.problem:
-            wrong = wrong or (at.terms.problem if at is node else f"queue {at.name} {at.terms.problem}")
-        if not at.terms.parent:
-            break
-        parent = nodes.get(at.terms.parent)
-        if parent is None:
-            return (node,), f"queue {at.terms.parent} above it does not exist"
-        if parent in path:
-            return (node,), "the queues above it form a circle"
-        path.append(parent)
-        at = parent
-        if len(path) > MOST_DEPTH:
-            return (node,), f"more than {MOST_DEPTH} queues are above each other"
-    return tuple(path), wrong
-
-
-def _set_budgets(node: QueueNode) -> None:
-    """Work out what a queue is guaranteed and may use; those below it are done."""
-    terms = node.terms
-    if terms is None or node.problem:
-        node.guaranteed = node.cap = NO_BUDGET
-        return
-    below = NO_BUDGET
-    for child in node.children:
-        below = together(below, child.guaranteed)
-    limited = limit(terms.limit)
-    node.guaranteed = least(most(guarantee(terms.guaranteed), below), limited)
-    node.cap = limited if terms.borrowing else least(limited, node.guaranteed)
-
-
-def _said(node: QueueNode, model: str, milli: int, asking: QueueNode) -> str:
-    """Return why a queue has no room for this much, for one below it or for itself."""
-    cap = node.cap.total if model == ALL else node.cap.of(model)
-    used = node.total if model == ALL else node.used.get(model, 0)
-    what = "GPUs" if model == ALL else model
-    if milli > cap:
-        return f"queue {node.name}: {gpus(milli)} {what} asked for, and it may use {gpus(cap)} at most"
-    of = "guaranteed " if node.terms is not None and not node.terms.borrowing else ""
-    said = f"queue {node.name}: {gpus(used)} of {gpus(cap)} {of}{what} used"
-    if len(node.children) > MOST_NAMED:
-        return said
-    return said + borrowers(each for each in node.children if each not in asking.path)
-
-
-def borrowers(nodes: Iterable[QueueNode]) -> str:
-    """Return who of these borrows how much, in words; the most first."""
-    found = sorted((-each.borrowed, each.name) for each in nodes if each.borrowed)
-    if not found:
-        return ""
-    (most_borrowed, name), others = found[0], found[1:]
-    more = f", {gpus(-sum(each for each, _ in others))} by others" if others else ""
-    return f", {gpus(-most_borrowed)} borrowed by {name}{more}"
-
-
-def gpus(milli: float) -> str:
-    return f"{milli / WHOLE:g}"
+        return Full(full[first].name, ALL, f"{text}, and no more of any other model")
+    return Full(full[first].name, first, text)
 
 
 def milli_of(shape: Shape) -> int:

@@ -48,6 +48,7 @@ class Decisions:
         """Decide the requests whose turn it is."""
         queue, cluster = self._queue, self._cache.cluster
         self._decide_first(now, actions)
+        self._parts.promised.clear()
         judged_most = self._parts.rows_at_tick + self._bounds.rows
         for _ in range(self._bounds.decisions):
             if self._in_flight.is_full or cluster.rows_judged >= judged_most:

@@ -40,6 +40,7 @@ from gpu_orchestrator.engine.parts import Parts
 from gpu_orchestrator.engine.passing import Passing
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.quota import Quota, refused
+from gpu_orchestrator.engine.quota_holds import QuotaHolds
 from gpu_orchestrator.engine.reservation_rules import OFF, ReservationRules
 from gpu_orchestrator.engine.reservations import Reservations
 from gpu_orchestrator.engine.scheduling_queue import SchedulingQueue, State
@@ -90,6 +91,7 @@ class Engine:
         self._rechecks = self._parts.rechecks
         self._choice = ModelChoice(self.models, self._fair_share, self.cluster, rng)
         self._reservations = Reservations(self._parts, reservations)
+        self._quota_holds = QuotaHolds(self._parts, self._reservations)
         self._passing = Passing(self._parts, self._reservations)
         self._reserves, self._places = self._reservations.are_on, self._reservations.kept
         self._intake = Intake(self._parts, self._reservations, self._passing)
@@ -115,6 +117,10 @@ class Engine:
     def kept(self) -> list[Kept]:
         """Return the places that are kept now, the first in turn first; only to be read."""
         return self._reservations.in_turn()
+
+    def quota_holds(self) -> int:
+        """Return for how many requests and gangs quota is kept."""
+        return len(self._quota_holds.kept)
 
     @property
     def has_waiting(self) -> bool:
@@ -196,6 +202,7 @@ class Engine:
             self._passing.offer()
         self._decisions.decide_active(now, actions)
         if self._reserves:
+            self._quota_holds.tend(now, actions)
             self._reservations.tend(now, actions)
         actions.extend(Refuse(*each) for each in self._gangs.short_too_long(now, len(self.cluster)))
         return actions
@@ -210,6 +217,7 @@ class Engine:
             self._rechecks.next_at(),
             self._gangs.next_at(now),
             self._reservations.next_at(now) if self._reserves else None,
+            self._quota_holds.next_at(now) if self._reserves else None,
         )
         known = [at for at in times if at is not None]
         return max(min(known), now) if known else None
@@ -235,17 +243,27 @@ class Engine:
         except Exception as error:  # `decisions` refuses the request with the same words
             return not_judged(len(self.cluster), error)
 
+    def is_kept_out(self, key: str) -> bool:
+        """Return True if the queue of a waiting request has room for it, and that is kept for one that waits
+        longer."""
+        request = self.waiting(key)
+        return request is not None and self._quota_holds.keeps_out(request)
+
     def note(self, key: str) -> str:
         """Return what places that are kept have to do with a waiting request; empty if nothing."""
         waiting = self._queue.get(key) or self._gangs.get(key)
-        return self._passing.note(waiting) if self._passing and waiting else ""
+        return self._note(waiting) if waiting else ""
+
+    def _note(self, waiting: Waiting) -> str:
+        of_place = self._passing.note(waiting) if self._passing else ""
+        return of_place or self._quota_holds.note(waiting)
 
     def _quota_refusal(self, waiting: Waiting) -> Refusal | None:
         verdict = self._quota.judge(waiting.request) if waiting.request.queue else None
         return refused(verdict, len(self.cluster)) if isinstance(verdict, Full) else None
 
     def _with_note(self, waiting: Waiting, refusal: Refusal | None) -> Refusal | None:
-        note = self._passing.note(waiting) if self._passing and refusal else ""
+        note = self._note(waiting) if refusal else ""
         return replace(refusal, kept=note) if refusal and note else refusal
 
     def state_of(self, key: str) -> State | None:

@@ -59,9 +59,11 @@ class Intake:
                 self._observe(event, now)
 
     def _decide_first(self, key: str) -> None:
+        self._parts.promised.add(key)
         if (gang := self._gangs.of(key)) is not None and not gang.is_short:
             if gang.stage == "parked":
                 self._queue.push(self._gangs.enqueue(gang))
+            self._parts.promised.update(gang.waiting)
             key = gang.speaker.request.key if gang.speaker else key
         self._parts.first.append(key)
 
@@ -89,10 +91,10 @@ class Intake:
             self._gangs.something_freed()
 
     def _set_node(self, node: Node) -> None:
-        is_new = node.name not in self._cache.cluster
+        cluster = self._cache.cluster
+        before = cluster.node(node.name) if node.name in cluster else None
         if self._cache.set_node(node):
-            if is_new:
-                self._quota.node_came(node.name)
+            self._quota.node_changed(before, node)
             self._reservations.node_changed(node.name)
             self._wake(node.name, observed=True)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.queues import Amounts
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.reservation_rules import ReservationRules
 from gpu_orchestrator.engine.reservation_search import ROOM
@@ -22,7 +23,8 @@ class Kept:
     Who ends before `until` may use the place in between. `is_hold`: nobody knows when it begins, it is kept
     until `at`, and `until` is when the last one there ends that declares an end. `since` is when it was first
     kept, `looked_at` when it was last looked for, and `early` how many had ended early by then. `declared`
-    counts those in the way whose end is known. `is_broken`: one of an earlier turn has a part of it now."""
+    counts those in the way whose end is known. `amounts` is what it will count in its queue. `is_broken`: one
+    of an earlier turn has a part of it now."""
 
     name: str
     waiting: Waiting
@@ -35,6 +37,7 @@ class Kept:
     declared: int = 0
     early: int = 0
     begins: str = ""
+    amounts: Amounts = ()
     is_broken: bool = False
 
     @property

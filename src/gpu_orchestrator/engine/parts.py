@@ -20,7 +20,8 @@ from gpu_orchestrator.engine.scheduling_queue import SchedulingQueue
 
 @dataclass(slots=True)
 class Parts:
-    """`first` are requests to be decided before all others."""
+    """`first` are requests to be decided before all others; `promised` are those of them whose room was kept
+    until now."""
 
     policy_of: Callable[[Request], Policy]
     rng: Rng
@@ -34,6 +35,7 @@ class Parts:
     in_flight: InFlight
     rechecks: ModelRechecks = field(default_factory=ModelRechecks)
     first: list[str] = field(default_factory=list)
+    promised: set[str] = field(default_factory=set)
     now: float = 0.0
     rows_at_tick: int = 0
     """How many rows had been judged at the last `Tick`."""

@@ -4,7 +4,7 @@
 the nodes are chosen first, by the numbers: those on which enough devices are free the soonest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -16,12 +16,11 @@ from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.columns import Ints
 from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.gang import Gang
-from gpu_orchestrator.core.policy import Rng
+from gpu_orchestrator.core.policy import Policy, Rng
 from gpu_orchestrator.core.request import GangTerms, Request, Shape
 from gpu_orchestrator.core.reservation import Reservation, soonest
 from gpu_orchestrator.core.standing import current
 from gpu_orchestrator.engine.ends import Ends
-from gpu_orchestrator.engine.queue import Waiting
 
 UNKNOWN = 1e11
 """From this moment on, ends are guesses: of holders that declare none, the nearest to being free first."""
@@ -34,16 +33,11 @@ MOST_MOMENTS, MOST_MOMENTS_OF_MANY, MANY = 256, 4, 32
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Members that are to start together; a single request is a gang of one. All have a policy."""
+    """Members that are to start together, as they may by the quota of their queue; a single request is a gang
+    of one. `policies` has that of each."""
 
-    terms: GangTerms
-    members: tuple[Waiting, ...]
-    least: int
-    among: str = ""
-
-    @property
-    def gang(self) -> Gang:
-        return Gang(self.terms, tuple(each.asked for each in self.members), self.least, self.among)
+    gang: Gang
+    policies: Mapping[str, Policy]
 
 
 class Found(NamedTuple):
@@ -62,18 +56,18 @@ class _Row(NamedTuple):
 def search(asked: Asked, cluster: Cluster, ends: Ends, now: float, rng: Rng, *, guesses: bool) -> Found:
     """Return the soonest place. `guesses`: holders without an end are taken to end at some time, after all
     others."""
-    policies = {each.request.key: each.policy for each in asked.members}
-    largest = max(asked.members, key=lambda each: _milli(each.request.shape))
-    lacking = _lacking(largest, cluster)
+    gang, policies = asked.gang, asked.policies
+    largest = max(gang.members, key=lambda each: _milli(each.shape))
+    lacking = _lacking(largest.shape, policies[largest.key], cluster)
     if not len(lacking):
         return Found(None, 0)
-    shape, cost, rows = largest.asked.shape, 0, list[_Row]()
+    shape, cost, rows = largest.shape, 0, list[_Row]()
     held: dict[int, list[tuple[float, Placement]]] = {}
     for number, row in enumerate(lacking.tolist()):
         held[row] = _ending(cluster, row, ends, now, guess=UNKNOWN + number if guesses else inf)
         cost += len(held[row])
         rows.append(_first_room(shape, cluster, row, held[row]))
-    chosen = _chosen(rows, asked.least)
+    chosen = _chosen(rows, gang.least)
     # With guesses, the node that lacks least comes first.
     order = {each.row: number for number, each in enumerate(chosen)}
     until: dict[str, float] = {}
@@ -83,21 +77,20 @@ def search(asked: Asked, cluster: Cluster, ends: Ends, now: float, rng: Rng, *, 
                 until[placement.key] = at if at < UNKNOWN else UNKNOWN + 1000.0 * number + nth
     placements = [placement for row in order for at, placement in held[row] if at < inf]
     found = soonest(
-        asked.gang,
+        gang,
         cluster,
         placements,
         until,
         lambda request: policies[request.key],
         rng,
-        MOST_MOMENTS if len(asked.members) <= MANY else MOST_MOMENTS_OF_MANY,
+        MOST_MOMENTS if len(gang.members) <= MANY else MOST_MOMENTS_OF_MANY,
     )
     return Found(found, cost)
 
 
-def _lacking(largest: Waiting, cluster: Cluster) -> Ints:
+def _lacking(shape: Shape, policy: Policy, cluster: Cluster) -> Ints:
     """Return the rows that could take the largest member if enough were free, those that lack least first."""
-    shape = largest.asked.shape
-    rows = current(shape, cluster, largest.policy).eligible()
+    rows = current(shape, cluster, policy).eligible()
     lack = _milli(shape) - _spare(shape, cluster)[rows]
     if len(rows) > MOST_ROWS:
         nearest = np.argpartition(lack, MOST_ROWS)[:MOST_ROWS]
@@ -169,6 +162,5 @@ def _spare(shape: Shape, cluster: Cluster) -> Ints:
     return free
 
 
-def single(waiting: Waiting) -> Asked:
-    request: Request = waiting.request
-    return Asked(GangTerms(request.key), (waiting,), 1)
+def single(request: Request, policy: Policy) -> Asked:
+    return Asked(Gang(GangTerms(request.key), (request,), 1), {request.key: policy})

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from gpu_orchestrator.core.answer import Placement, Refusal
-from gpu_orchestrator.core.queues import Full
 from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.engine import gang_quota
 from gpu_orchestrator.engine.ends import Ends
 from gpu_orchestrator.engine.events import Action, Refuse
 from gpu_orchestrator.engine.gang_members import to_decide
@@ -59,7 +59,7 @@ class Reservations:
         self._wanted_at: float | None = None
         self._looked_at, self._cost = -LOOK_SELDOM_S, 0
         self._changes = self._early = 0
-        self._seen: tuple[int, int] = (0, 0)
+        self._seen: tuple[int, ...] = ()
         self._open: tuple[int, dict[str, int]] = (-1, {})
 
     @property
@@ -143,8 +143,8 @@ class Reservations:
 
     def _still_waits(self, kept: Kept) -> bool:
         """Return True if the owner waits for a place. One whose queue has no room waits for that."""
-        request = kept.waiting.request
-        if request.queue and isinstance(self._parts.quota.judge(request), Full):
+        request, quota = kept.waiting.request, self._parts.quota
+        if request.queue and not (quota.narrowed(request) and quota.has_room(request.queue, kept.amounts)):
             return False
         if kept.waiting.request.gang is None:
             return self._queue.get(kept.name) is kept.waiting
@@ -200,7 +200,7 @@ class Reservations:
         elif not waiting:
             self._wanted_at = None
             return
-        state = self._changes, waiting
+        state = self._changes, self._parts.quota.queues.version, waiting
         if state != self._seen:
             self._want(now)
         late = any(now >= each.at + LATE_S for each in self.kept.values())
@@ -299,15 +299,18 @@ class Reservations:
         return sorted((*singles, *gangs), key=self._queue.turn)[:FIRST]
 
     def _asked(self, waiting: Waiting) -> Asked | None:
+        """Return what is looked for, on the models that its queue has room for; None if that is none."""
+        quota = self._parts.quota
         if (terms := waiting.request.gang) is None:
-            return single(waiting)
+            request = quota.narrowed(waiting.request)
+            return None if request is None else single(request, waiting.policy)
         members = self._gangs.named(terms.name)
         if members is None or members.is_short:
             return None
-        gang = to_decide(members, self._cache.cluster)
-        return Asked(
-            gang.terms, tuple(members.waiting[each.key] for each in gang.members), gang.least, gang.among
-        )
+        gang = gang_quota.within(to_decide(members, self._cache.cluster), quota)
+        if isinstance(gang, str):
+            return None
+        return Asked(gang, {each.key: members.waiting[each.key].policy for each in gang.members})
 
     def _found(self, waiting: Waiting, now: float, *, guesses: bool, but: Kept | None = None) -> Kept | None:
         """Return where the request can start soonest, if `but` were not kept."""
@@ -319,7 +322,7 @@ class Reservations:
                 found, cost = search(asked, cluster, ends, now, self._parts.rng, guesses=guesses)
         except Exception:  # a policy that breaks: its requests are refused with the words when it decides
             return None
-        self._cost += cost + len(asked.members)
+        self._cost += cost + len(asked.gang.members)
         if found is None:
             return None
         name, known = name_of(waiting), self._in_the_way(found.placements, now)
@@ -340,6 +343,7 @@ class Reservations:
             declared=len(known),
             early=self._early,
             begins=self.rules.told(at),
+            amounts=self._parts.quota.amounts(found.placements),
         )
 
     def _in_the_way(self, placements: tuple[Placement, ...], now: float) -> list[float]:

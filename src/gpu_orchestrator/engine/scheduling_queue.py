@@ -58,6 +58,10 @@ class SchedulingQueue:
         """Return parked requests with why they wait, in turn: of equal ones of a flow the first alone."""
         return self._unschedulable.in_turn()
 
+    def blocked(self) -> Iterator[Waiting]:
+        """Return requests whose queue has no room, the first of those that are alike."""
+        return self._unschedulable.blocked()
+
     def refusal(self, waiting: Waiting) -> Refusal | None:
         """Return why the parked requests like this one were refused; None if none is parked."""
         return self._unschedulable.refusal(waiting)

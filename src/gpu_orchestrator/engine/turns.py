@@ -18,7 +18,7 @@ from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.rank_heap import RankHeap
 
 if TYPE_CHECKING:
-    from gpu_orchestrator.engine.held_back import Held
+    from gpu_orchestrator.engine.held_back import Alike
 
 NOWHERE = -1
 """The slot of an unused row. `in_turn` looks it up too, as the last flag, which is never set."""
@@ -34,8 +34,8 @@ Turn = tuple[int, Start, str, tuple[float, ...], int]
 
 class Line:
     """The parked requests of one shape, lane, flow and queue. `at` is its row, `slot` that of its shape,
-    `count` the number of its requests. One that `is_blocked` has no turn: its queue has no room. `held` is
-    why it is listed by `HeldBack`, if it is."""
+    `count` the number of its requests. One that `is_blocked` has no turn: its queue has no room. `held` are
+    the lines that `HeldBack` lists with it, if it does."""
 
     __slots__ = ("at", "count", "flow", "heap", "held", "is_blocked", "lane", "queue", "slot")
 
@@ -43,7 +43,7 @@ class Line:
         self.at, self.slot, self.lane, self.flow, self.queue = at, slot, lane, flow, queue
         self.heap, self.count = RankHeap(), 0
         self.is_blocked = False
-        self.held: Held | None = None
+        self.held: Alike | None = None
 
 
 class Turns:

@@ -95,6 +95,10 @@ class Unschedulable:
             if group is not None and waiting is not None:
                 yield waiting, group.refusal
 
+    def blocked(self) -> Iterator[Waiting]:
+        """Return requests whose queue has no room, the first of those that are alike."""
+        return self._held_back.blocked()
+
     def refusal(self, waiting: Waiting) -> Refusal | None:
         group = self._groups.get((waiting.request.shape, waiting.policy))
         return None if group is None else group.refusal

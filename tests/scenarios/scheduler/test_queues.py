@@ -217,6 +217,60 @@ def test_next_scheduler_knows_in_which_queue_each_pod_was_bound(stage: Stage, qu
     assert "r-0" not in stage.bound()
 
 
+def test_tenant_who_writes_labels_gains_no_quota(stage: Stage, beside: Stage, queues: Queues) -> None:
+    """On pods that run and on those that wait: other queues that select the namespace, one that does not, and
+    words that name none."""
+    stage.gpu_nodes(1, gpus=8)
+    one, two, rich = (
+        queues.create("one", limit=2),
+        queues.create("two", limit=2),
+        queues.create("rich", selects=beside.namespace, limit=8),
+    )
+    stage.scheduler(releaseSeconds=0)
+    stage.create(*pods("p", 4, queue=one))
+    until(lambda: queues.shows("one", used=2000, pending=2), "two of four are bound")
+    running = sorted(stage.bound())
+    moves, stays = sorted(set(stage.pods()) - set(running))
+    for text in (two, rich, "default", "none-of_these", "", None):
+        for name in running:
+            _label(stage, name, text)
+    _label(stage, moves, two)
+    _label(stage, stays, rich)
+    stage.wait_bound(moves)
+    stage.wait_event(stays, "and no queue of this name selects namespace")
+    stage.create(*pods("q", 1, queue=one), *pods("r", 2, queue=two))
+    stage.wait_event("q-0", f"queue {one}: 2 of 2 GPUs used")
+    until(lambda: queues.shows("two", used=2000, pending=1), "what waits counts where it says, and has room")
+    until(lambda: queues.shows("one", used=2000, pending=1), "what runs counts where it was bound")
+    assert queues.shows("rich", used=0, pending=0)
+    assert len(stage.bound()) == 4
+
+
+def _label(stage: Stage, name: str, queue: str | None) -> None:
+    body = {"metadata": {"labels": {LABEL: queue}}}
+    stage.cluster.api.request("PATCH", f"{stage.pods_path}/{name}", body, content_type=MERGE)
+
+
+def test_large_pod_is_not_starved_by_small_ones_of_its_queue(stage: Stage, queues: Queues) -> None:
+    """Nobody is evicted for the small ones that it keeps out either: there is room for them."""
+    stage.gpu_nodes(1, gpus=8)
+    one = queues.create("one", limit=4, preemption={"within": "LowerPriority"})
+    stage.scheduler(releaseSeconds=0, sweepSeconds=2, reserveAfterSeconds=2, holdSeconds=600)
+    stage.create(*pods("small", 4))
+    stage.wait_bound()
+    stage.create(*pods("large", 1, gpus=4))
+    stage.wait_event("large-0", f"queue {one}: 4 of 4 GPUs used")
+    stage.wait_event("large-0", "waits: what it needs of its queue is kept for it until")
+    for at in range(4):
+        stage.create(*pods(f"late-{at}", 1))
+        stage.wait_event(f"late-{at}-0", f"queue {one}: ")
+        stage.delete(f"small-{at}")
+        if at < 3:
+            stage.wait_event(f"late-{at}-0", f"{3 - at} of 4 GPUs used, 4 kept for one that waits longer")
+    stage.wait_bound("large-0")
+    assert set(stage.bound()) == {"large-0"}
+
+
 def test_kill_at_any_bind_leaves_no_queue_above_its_limit(
     bare_stage: Stage, scale: Scale, figure: Callable[[str], None]
 ) -> None:

@@ -112,13 +112,15 @@ class _Counts(Collector):
         yield pending
         kept = GaugeMetricFamily(
             "gpu_scheduler_kept_places",
-            "Places kept for pods and gangs that do not fit: reserved from a known moment on, or held.",
+            "Places kept for pods and gangs that do not fit: reserved from a known moment on, or held; and "
+            "holds on quota.",
             labels=["kind"],
         )
         places = self._engine.kept()
         held = sum(each.is_hold for each in places)
         kept.add_metric(["hold"], held)
         kept.add_metric(["reserved"], len(places) - held)
+        kept.add_metric(["quota"], self._engine.quota_holds())
         yield kept
         cluster = self._engine.cluster
         total = healthy = free = fragmented = 0

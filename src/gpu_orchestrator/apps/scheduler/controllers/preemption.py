@@ -127,6 +127,9 @@ class PreemptionController:
                 return False
             if (preemptor := self._preemptors.of(uid)) is None:
                 continue
+            if any(self._coordinator.engine.is_kept_out(each.key) for each in preemptor.members):
+                self._rest(preemptor)  # nobody need go for it, and it must not go before another
+                continue
             twin, rules = self._without_leaving(preemptor)
             if rooms := preemptor.rooms(twin, rules, self._rng):
                 await self._nominate(preemptor, rooms, ())
@@ -155,26 +158,31 @@ class PreemptionController:
         return preemptor.rooms_without(chosen, twin, rules, self._rng)
 
     def _give_up(self, preemptor: Preemptor, answer: NoVictims) -> None:
+        self._rest(preemptor)
+        if answer.forbidden and (pod := self._coordinator.our_pods.get(preemptor.key)) is not None:
+            self._metrics.preemptions.labels("blocked").inc()
+            self._reporter.report_preemption(pod, names.NOT_PREEMPTED, answer.message)
+
+    def _rest(self, preemptor: Preemptor) -> None:
+        """Look at those like this one again after a while."""
         if len(self._looked) >= MOST_KNOWN:
             del self._looked[next(iter(self._looked))]
         self._looked.pop(preemptor.kind, None)
         self._looked[preemptor.kind] = self._clock()
-        if answer.forbidden and (pod := self._coordinator.our_pods.get(preemptor.key)) is not None:
-            self._metrics.preemptions.labels("blocked").inc()
-            self._reporter.report_preemption(pod, names.NOT_PREEMPTED, answer.message)
 
     def _without_leaving(self, preemptor: Preemptor) -> tuple[Cluster, Rules]:
         """Return the cluster as it is when what ends soon anyway has ended, as far as this one waits for
         that, and whom it may evict then."""
         twin, now = self._coordinator.engine.unkept(preemptor.key), datetime.now(UTC)
         ours = self._coordinator.our_pods
-        rooms = {ours[each.key].status.nominated_node_name for each in preemptor.members if each.key in ours}
+        shown = (ours[each.key].status.nominated_node_name for each in preemptor.members if each.key in ours)
+        rooms = {each for each in shown if each}
         leaving = [
             (pod.metadata.uid, pod.spec.node_name)
             for pod in ours.values()
             if pod.metadata.deletion_timestamp
             and pod.spec.node_name
-            and preemptible.ends_soon(pod, now, has_room=pod.spec.node_name in rooms)
+            and preemptible.ends_soon(pod, now, has_room=self._gives_room(pod, preemptor, rooms))
         ]
         ended = self._ended_since(self._clock() - preemptible.SOON_S)
         ends = (*leaving, *((each.uid, each.node) for each in ended))
@@ -182,6 +190,17 @@ class PreemptionController:
         for placement in going.values():
             twin.release(placement)
         return twin, self._preemptors.rules(preemptor, {*going, *self._nominated.going()})
+
+    def _gives_room(self, pod: Pod, preemptor: Preemptor, promised: set[str]) -> bool:
+        """Return True if the pod may have been evicted for one that was promised these nodes: it has a part
+        of the room there or, on any node, of what the queues above both may use."""
+        if not promised or pod.spec.node_name in promised:
+            return bool(promised)
+        queues = self._coordinator.engine.queues
+        held = self._held(pod.metadata.uid, pod.spec.node_name)
+        theirs = (queues.node(queues.queue_of(each.key)) for each in held)
+        mine = queues.node(preemptor.queue)
+        return mine is not None and any(each and not set(each.path).isdisjoint(mine.path) for each in theirs)
 
     def _evictables(self, guards: list[Budget]) -> Steps[list[Evictable]]:
         ours, stores = self._coordinator.our_pods.values(), self._coordinator.stores
