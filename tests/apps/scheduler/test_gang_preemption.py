@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpu_orchestrator.apps.scheduler.actions import Bound
+from gpu_orchestrator.apps.scheduler.actions import Bound, Failed
 from gpu_orchestrator.apps.scheduler.controllers.preemption import RETRY_S
 from tests.support.preemption_scene import QueueScene, Scene, budget, ends_in
 from tests.support.scheduler_objects import node, pod
@@ -26,8 +26,8 @@ def a_scene(members: int = 2, *, low: int = 3, **more: Any) -> Scene:
 
 
 def member(at: int, **more: Any) -> Any:
-    terms = {"priority": 10, "preemptionPolicy": "PreemptLowerPriority", **more}
-    return pod(f"m{at}", gpus=1, gang="g", **terms)
+    terms = {"priority": 10, "gang": "g", "preemptionPolicy": "PreemptLowerPriority", **more}
+    return pod(terms.pop("name", f"m{at}"), gpus=1, **terms)
 
 
 def states(scene: Scene, *names: str) -> list[str | None]:
@@ -160,3 +160,41 @@ async def test_queue_of_gangs_has_back_what_it_is_guaranteed(
     await scene.controller.check()
     wanted = "in flight" if evicted else "parked"
     assert states(scene.scene, *(f"m{at}" for at in range(members))) == [wanted] * members
+
+
+async def test_gang_whose_places_could_not_be_taken_rests_and_evicts_nobody() -> None:
+    """Its bind fails each time, and there is room: to keep that at once would try it again each second."""
+    scene = a_scene(0, low=1)
+    scene.world.node(node("a", 3))
+    for at in range(2):
+        scene.world.pod(member(at, gang_size=2))
+    for job in scene.world.executor.gangs[0]:
+        scene.world.coordinator.done(Failed(job, "refused"))
+    await scene.controller.check()
+    assert (states(scene, "m0", "m1"), rooms(scene)) == (["parked", "parked"], [])
+    assert len(scene.world.executor.gangs) == 1
+
+
+@pytest.mark.parametrize("first", ["may", "asks"])
+async def test_equal_gangs_may_evict_each_as_its_own_members_may(first: str) -> None:
+    """Of two gangs of one kind, one has a member that may not preempt: not the one that is looked at."""
+    scene = a_scene(0, low=4)
+    for name in sorted(("may", "asks"), key=lambda each: each != first):
+        for at in range(2):
+            more = {"preemptionPolicy": "Never"} if (name, at) == ("asks", 1) else {}
+            scene.world.pod(member(at, name=f"{name}{at}", gang=name, gang_size=2, **more))
+    await scene.controller.check()
+    assert len(scene.server.evicted) == 2
+    assert rooms(scene) == ["room/uid-may0", "room/uid-may1"]
+
+
+async def test_gang_whose_members_are_in_two_queues_evicts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that must start are in one queue, but the gang is refused as a whole: its room would stay empty,
+    be taken by others, and be made again."""
+    scene = QueueScene(monkeypatch)
+    for at, queue in enumerate(("ml", "ml", "web")):
+        meta = {"labels": {"queue": queue}}
+        made = pod(f"m{at}", gpus=1, gang="g", gang_size=3, gang_min=2, meta=meta, preemptionPolicy="Never")
+        scene.scene.world.pod(made)
+    await scene.controller.check()
+    assert scene.server.evicted == []

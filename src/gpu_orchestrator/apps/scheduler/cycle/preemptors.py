@@ -158,10 +158,13 @@ class Preemptors:
         if (found := engine.gang_of(uid)) is None:
             return None
         members = found.gang.members[: found.gang.least]
-        if len({each.queue for each in members}) > 1 or any(self._is_nominated(each.key) for each in members):
+        if any(self._is_nominated(each.key) for each in members):
             return None
+        if len({each.queue for each in found.gang.members}) > 1:  # then none of them is started
+            return None
+        policies = {each.key: found.policies[each.key] for each in members}
         gang = replace(found.gang, members=members)
-        return Preemptor(members, found.policies, gang, found.started | self._ends_with(uid))
+        return Preemptor(members, policies, gang, found.started | self._ends_with(uid))
 
     def _ends_with(self, uid: str) -> frozenset[str]:
         pod, stores = self._coordinator.our_pods.get(uid), self._coordinator.stores
@@ -178,9 +181,9 @@ class Preemptors:
         lowest = min((pod.spec.priority for pod in ours.values() if pod.spec.node_name), default=None)
         if lowest is None:
             return []
-        may_evict, turns = dict[tuple[Kind, str], bool](), dict[Kind, tuple[float, int, str, str]]()
-        for pod, kind in self._waiting(lowest):
-            uid, terms = pod.metadata.uid, (kind, pod.spec.preemption_policy)
+        may_evict, turns = dict[tuple[Kind, bool], bool](), dict[Kind, tuple[float, int, str, str]]()
+        for pod, kind, preempts in self._waiting(lowest):
+            uid, terms = pod.metadata.uid, (kind, preempts)
             if terms not in may_evict:
                 may_evict[terms] = self._may_evict(uid)
             last = looked.get(kind, -inf)
@@ -189,8 +192,9 @@ class Preemptors:
                 turns[kind] = min(turn, turns.get(kind, turn))
         return [uid for *_, uid in sorted(turns.values())]
 
-    def _waiting(self, lowest: int) -> Iterator[tuple[Pod, Kind]]:
-        """Yield pods that wait and have lower ones, or a queue, with their kinds; of each gang one pod."""
+    def _waiting(self, lowest: int) -> Iterator[tuple[Pod, Kind, bool]]:
+        """Yield pods that wait and have lower ones, or a queue, with their kinds and whether they may evict
+        pods of lower priority; of each gang one pod."""
         engine, gangs = self._coordinator.engine, set[str]()
         has_queues = len(engine.queues) > 0
         for uid, pod in self._coordinator.our_pods.items():
@@ -201,11 +205,11 @@ class Preemptors:
             if request is None or (is_low and not request.queue) or engine.state_of(uid) != "parked":
                 continue
             if request.gang is None:
-                yield pod, _kind(request)
+                yield pod, _kind(request), pod.spec.preemption_policy != NEVER
             elif request.gang.name not in gangs:
                 gangs.add(request.gang.name)
                 if (preemptor := self.of(uid)) is not None:
-                    yield pod, preemptor.kind
+                    yield pod, preemptor.kind, self._preempts(preemptor)
 
     def _preempts(self, preemptor: Preemptor) -> bool:
         """Return True if every member may evict pods of lower priority."""
