@@ -198,3 +198,11 @@ async def test_gang_whose_members_are_in_two_queues_evicts_nobody(monkeypatch: p
         scene.scene.world.pod(made)
     await scene.controller.check()
     assert scene.server.evicted == []
+
+
+async def test_no_more_go_when_the_gang_changes_while_they_are_evicted() -> None:
+    scene = a_scene(3)
+    scene.server.on_evict = lambda: scene.world.pod_gone("m2")
+    await scene.controller.check()
+    assert len(scene.server.evicted) == 1
+    assert rooms(scene) == []

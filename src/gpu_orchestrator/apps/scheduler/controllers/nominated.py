@@ -66,7 +66,7 @@ class Nominated:
     async def settle(self) -> None:
         """Let those be decided whose room is free, and let go of room that is of no use."""
         for uid, nomination in list(self._kept.items()):
-            if not self._still_waits(nomination) or self._clock() - nomination.since >= LONGEST_S:
+            if not self.still_waits(uid) or self._clock() - nomination.since >= LONGEST_S:
                 await self.let_go(uid)
             elif self._is_free(nomination):
                 self._forget(nomination)
@@ -74,8 +74,9 @@ class Nominated:
             elif not self._may_become_free(nomination):
                 await self.let_go(uid)
 
-    def _still_waits(self, nomination: Nomination) -> bool:
-        engine = self._coordinator.engine
+    def still_waits(self, uid: str) -> bool:
+        """Return False if one that room is kept for waits no longer, or a node is gone."""
+        engine, nomination = self._coordinator.engine, self._kept[uid]
         return all(engine.waiting(each.key) == each for each in nomination.preemptor.members) and all(
             room.node in engine.cluster for room in nomination.rooms
         )

@@ -205,7 +205,8 @@ class PreemptionController:
         return tuple(on_node[each] for each in keys if each in on_node)
 
     async def _nominate(self, preemptor: Preemptor, rooms: Together, victims: tuple[Evictable, ...]) -> None:
-        """Keep the room, and evict who is in it. If a budget forbids one after all, nobody else goes."""
+        """Keep the room, and evict who is in it. If a budget forbids one after all, or the preemptor changes
+        meanwhile, nobody else goes."""
         ours, queues = self._coordinator.our_pods, self._coordinator.engine.queues
         held = {placement.key for each in victims for placement in each.placements}
         going = [ours[each] for each in sorted(held) if each in ours]
@@ -223,7 +224,8 @@ class PreemptionController:
             why = f"evicted to make room for {name}, which has priority {preemptor.priority}"
             if each.metadata.uid in reclaimed:
                 why = f"evicted to give queue {preemptor.queue} what it is guaranteed, for {name}"
-            if not self._may_write() or not await self._evict(each, ours.get(preemptor.key), why):
+            is_of_use = self._may_write() and self._nominated.still_waits(preemptor.key)
+            if not is_of_use or not await self._evict(each, ours.get(preemptor.key), why):
                 await self._nominated.let_go(preemptor.key)
                 break
         self._asked_s += self._clock() - asked_at
