@@ -74,9 +74,9 @@ def budget(name: str, allowed: int) -> dict[str, Any]:
 class Scene:
     """A node with two GPUs, which two pods have, and one of high priority that wants one."""
 
-    def __init__(self, gpus: int = 2, pods: int = 2) -> None:
+    def __init__(self, gpus: int = 2, pods: int = 2, clock: Callable[[], float] | None = None) -> None:
         self.world, self.server, self.ended = World(node("a", gpus)), Server(), list[EndedPod]()
-        clock, client = asyncio.get_running_loop().time, Client(self.server)
+        clock, client = clock or asyncio.get_running_loop().time, Client(self.server)
         status = PodStatusWriter(client, self.world.pods)
         self.controller = PreemptionController(
             client,

@@ -91,6 +91,7 @@ def choosing(
     lower = [each for each in evictables if rules.may_go(each)]
     attempt = _Attempt(asked, cluster.copy(), rules)
     helping = _helping(attempt, lower)
+    yield
     if len(helping) <= FEW:
         found = yield from cheapest(attempt, helping, budgets, None)
     else:
@@ -129,6 +130,7 @@ def _of_many(attempt: "_Attempt", helping: list[Evictable], budgets: Budgets) ->
     """Return a set none of which could stay; else the budget that forbids all sets, or None."""
     if not attempt.fits_without(helping):
         return None
+    yield
     may_go = [each for each in helping if attempt.allows((each,), budgets)]
     best: tuple[Cost, Gone] | None = None
     for gang in _in_domains(attempt, may_go):

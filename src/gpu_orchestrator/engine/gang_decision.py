@@ -32,8 +32,8 @@ def judge(
     rng: Rng,
     steps: list[int],
 ) -> list[Chosen] | Refusal:
-    """Return places for members of the gang with what they cost their flow, or why there are none. `asked` has
-    those to decide now, and `steps` is how many the search for them may take."""
+    """Return places for members of the gang with what they cost their flow, or why there are none. `asked` is
+    who is decided now, and `steps` is how many the search for them may take."""
     members = gang.waiting
     if gang.has_many_kinds:
         differ = f"its members ask for {len(gang.kinds)} different things"

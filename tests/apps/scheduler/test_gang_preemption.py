@@ -1,11 +1,16 @@
 """Who is evicted for a gang, all of which must start together."""
 
 import asyncio
+from collections.abc import Callable
+from itertools import count
+from math import inf
 from typing import Any
 
 import pytest
 
+from gpu_orchestrator.adapters.breath import SLICE_S
 from gpu_orchestrator.apps.scheduler.actions import Bound, Failed
+from gpu_orchestrator.apps.scheduler.controllers import preemption
 from gpu_orchestrator.apps.scheduler.controllers.preemption import RETRY_S
 from tests.support.preemption_scene import QueueScene, Scene, budget, ends_in
 from tests.support.scheduler_objects import node, pod
@@ -13,9 +18,11 @@ from tests.support.scheduler_objects import node, pod
 pytestmark = pytest.mark.looptime
 
 
-def a_scene(members: int = 2, *, low: int = 3, **more: Any) -> Scene:
+def a_scene(
+    members: int = 2, *, low: int = 3, clock: Callable[[], float] | None = None, **more: Any
+) -> Scene:
     """A node with as many GPUs as pods that hold them, and a gang of high priority, a GPU each."""
-    scene = Scene(gpus=low, pods=0)
+    scene = Scene(gpus=low, pods=0, clock=clock)
     for at in range(low):
         scene.world.pod(scene.low(at, bound=False))
         scene.world.coordinator.done(Bound(scene.world.executor.jobs[at]))
@@ -206,3 +213,24 @@ async def test_no_more_go_when_the_gang_changes_while_they_are_evicted() -> None
     await scene.controller.check()
     assert len(scene.server.evicted) == 1
     assert rooms(scene) == []
+
+
+async def test_others_run_while_many_gangs_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pod goes for any of them: to look at each takes longer than the loop may wait."""
+    monkeypatch.setattr(preemption, "LONGEST_PASS_S", inf)
+    moments, beats = count(0.0, SLICE_S), count()
+    scene = a_scene(0, low=1, clock=lambda: next(moments))
+    for gang in range(20):
+        for at in range(2):
+            scene.world.pod(member(at, name=f"g{gang}-{at}", gang=f"g{gang}", gang_size=2, priority=gang + 1))
+
+    async def beat() -> None:
+        while True:
+            next(beats)
+            await asyncio.sleep(0)
+
+    beating = asyncio.create_task(beat())
+    await scene.controller.check()
+    beating.cancel()
+    assert next(beats) >= 20
+    assert scene.server.evicted == []

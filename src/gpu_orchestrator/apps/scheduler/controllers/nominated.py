@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from gpu_orchestrator.adapters.breath import Breath
 from gpu_orchestrator.adapters.kube.errors import KubeError
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
@@ -65,7 +66,9 @@ class Nominated:
 
     async def settle(self) -> None:
         """Let those be decided whose room is free, and let go of room that is of no use."""
+        breath = Breath(self._clock)
         for uid, nomination in list(self._kept.items()):
+            await breath()
             if not self.still_waits(uid) or self._clock() - nomination.since >= LONGEST_S:
                 await self.let_go(uid)
             elif self._is_free(nomination):

@@ -17,6 +17,7 @@ turn in which the room is kept. A pass that has taken long ends, and the next on
 import asyncio
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from math import inf
 from typing import TypeVar
 
 import structlog
@@ -35,6 +36,7 @@ from gpu_orchestrator.apps.scheduler.controllers.release import EndedPod
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.cycle import preemptible
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
+from gpu_orchestrator.apps.scheduler.cycle.emptied import Emptied, release
 from gpu_orchestrator.apps.scheduler.cycle.preemptible import Budget
 from gpu_orchestrator.apps.scheduler.cycle.preemptors import Kind, Preemptor, Preemptors
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
@@ -107,7 +109,8 @@ class PreemptionController:
         await self._nominated.settle()
         began, self._asked_s = self._clock(), 0.0
         while self._may_write() and len(self._nominated) < MOST_NOMINATED:
-            candidates = self._preemptors.in_turn(self._looked, self._clock() - RETRY_S)
+            in_turn = self._preemptors.in_turn(self._looked, self._clock() - RETRY_S)
+            candidates = await _through(in_turn, Breath(self._clock))
             if not candidates or not await self._look_at(candidates):
                 return
             if self._clock() - began - self._asked_s >= LONGEST_PASS_S:
@@ -122,10 +125,15 @@ class PreemptionController:
         self._asked_s += self._clock() - asked_at
         allowed = {each.name: each.allowed for each in guards}
         found, began = await _through(self._evictables(guards), breath), self._clock()
+        emptied = Emptied(self._without_all_that_leaves, found)
         for uid in candidates:
+            await breath()
             if not self._may_write() or len(self._nominated) >= MOST_NOMINATED:
                 return False
             if (preemptor := self._preemptors.of(uid)) is None:
+                continue
+            if not emptied.may_hold(preemptor):
+                self._give_up(preemptor, NoVictims(0))
                 continue
             twin, rules = self._without_leaving(preemptor)
             if rooms := preemptor.rooms(twin, rules, self._rng):
@@ -182,6 +190,20 @@ class PreemptionController:
         for placement in going.values():
             twin.release(placement)
         return twin, self._preemptors.rules(preemptor, {*going, *self._nominated.going()})
+
+    def _without_all_that_leaves(self) -> Cluster:
+        """Return a copy of the cluster without what is deleted or has ended, and without places kept."""
+        engine = self._coordinator.engine
+        twin, ours = engine.cluster.copy(), self._coordinator.our_pods.values()
+        leaving = [
+            (each.metadata.uid, each.spec.node_name) for each in ours if each.metadata.deletion_timestamp
+        ]
+        ended = [(each.uid, each.node) for each in self._ended_since(-inf)]
+        for uid, node in (*leaving, *ended):
+            release(self._held(uid, node), twin)
+        for kept in engine.kept():
+            release(kept.rooms, twin)
+        return twin
 
     def _evictables(self, guards: list[Budget]) -> Steps[list[Evictable]]:
         ours, stores = self._coordinator.our_pods.values(), self._coordinator.stores
