@@ -109,6 +109,21 @@ async def test_room_is_let_go_when_a_member_is_deleted() -> None:
     assert scene.server.nominated == ["a", "a", None]
 
 
+async def test_member_that_is_replaced_costs_no_more_evictions() -> None:
+    """The victims have long grace periods: nobody else would wait for them."""
+    scene = a_scene(2, low=6)
+    await scene.controller.check()
+    evicted = [int(each.removeprefix("low-")) for each in scene.server.evicted]
+    for at in evicted:
+        scene.world.pod(scene.low(at, deletionTimestamp=ends_in(600)))
+    for again in range(2):
+        scene.world.pod_gone("m1" if not again else "again0")
+        await scene.controller.check()
+        scene.world.pod(member(1, name=f"again{again}", gang_size=2))
+        await scene.controller.check()
+        assert (len(scene.server.evicted), len(rooms(scene))) == (2, 2)
+
+
 async def test_room_is_let_go_when_its_node_is_closed() -> None:
     scene = a_scene(2)
     await scene.controller.check()

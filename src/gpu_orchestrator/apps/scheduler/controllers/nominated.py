@@ -24,6 +24,9 @@ from gpu_orchestrator.engine.events import PlacementObserved, RequestRemoved, Ro
 
 LONGEST_S = 900.0
 """How long room is kept for a pod whose victims do not end."""
+MOST_LEFT = 1_000
+"""Gangs of which it is known where pods end for them although their room was given up."""
+NOTHING_LEFT = 0.0, frozenset[str]()
 AT_ONCE = 16
 """Pods of a gang whose status is written at the same time."""
 
@@ -45,6 +48,8 @@ class Nominated:
         self._clock, self._rng = clock, rng
         self._kept: dict[str, Nomination] = {}
         self._members: set[str] = set()
+        self._left: dict[str, tuple[float, frozenset[str]]] = {}
+        """By gang: since when and on which nodes pods may still end that were evicted for it."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -56,6 +61,12 @@ class Nominated:
     def going(self) -> Iterator[str]:
         """Yield the keys of what all victims hold."""
         return (key for each in self._kept.values() for key in each.going)
+
+    def nodes_left(self, preemptor: Preemptor) -> frozenset[str]:
+        """Return the nodes where pods may still end that were evicted for this gang with other members: it
+        waits for their whole grace period, or a member that is replaced would cost others their place."""
+        since, nodes = self._left.get(preemptor.gang.terms.name if preemptor.gang else "", NOTHING_LEFT)
+        return nodes if self._clock() - since < LONGEST_S else frozenset()
 
     def keep(self, preemptor: Preemptor, places: Together, going: tuple[str, ...]) -> None:
         """Keep these places for it."""
@@ -105,8 +116,19 @@ class Nominated:
         """Keep this room no longer."""
         nomination = self._kept[uid]
         self._forget(nomination)
+        self._note_left(nomination)
         self._coordinator.feed(*(RequestRemoved(room.key) for room in nomination.rooms))
         await self.show(nomination.rooms, is_kept=False)  # other schedulers keep the room while it is shown
+
+    def _note_left(self, nomination: Nomination) -> None:
+        if nomination.preemptor.gang is None or not nomination.going:
+            return
+        nodes = self.nodes_left(nomination.preemptor) | {room.node for room in nomination.rooms}
+        if len(self._left) >= MOST_LEFT:
+            del self._left[next(iter(self._left))]
+        name = nomination.preemptor.gang.terms.name
+        self._left.pop(name, None)
+        self._left[name] = self._clock(), nodes
 
     def _forget(self, nomination: Nomination) -> None:
         del self._kept[nomination.preemptor.key]

@@ -177,6 +177,7 @@ class PreemptionController:
         twin, now = self._coordinator.engine.unkept(preemptor.key), datetime.now(UTC)
         ours = self._coordinator.our_pods
         rooms = {ours[each.key].status.nominated_node_name for each in preemptor.members if each.key in ours}
+        rooms |= self._nominated.nodes_left(preemptor)
         leaving = [
             (pod.metadata.uid, pod.spec.node_name)
             for pod in ours.values()
