@@ -25,6 +25,7 @@ from gpu_orchestrator.core.policy import Policy, Rng
 from gpu_orchestrator.core.reclaim import ByQueues
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.core.victims import Budgets, ByPriority, Evictable, NoVictims, Rules, Steps
+from gpu_orchestrator.engine.reservation_search import ROOM_MADE
 
 Kind = tuple[Hashable, int, str]
 """What is asked for, with which priority, in which queue. Equal ones have equal victims."""
@@ -121,7 +122,7 @@ class Preemptor:
         return Asked(gang, lambda each: self.policies[each.key], rng)
 
 
-ROOM = "room/"
+ROOM = ROOM_MADE
 """How the key begins under which room for a member is kept."""
 
 
