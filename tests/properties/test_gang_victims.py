@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_orchestrator.apps.scheduler.cycle.emptied import Emptied
+from gpu_orchestrator.apps.scheduler.cycle.preemptors import Preemptor
 from gpu_orchestrator.core import gang_victims
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
@@ -102,6 +104,9 @@ def test_gang_evicts_the_fewest_that_lose_least(few: int, seed: int) -> None:
         assert best is None, (gang, best, answer.message)
         return
     assert best is not None, answer
+    needed = gang.members[: gang.least]
+    preemptor = Preemptor(needed, {each.key: POLICY for each in needed}, replace(gang, members=needed))
+    assert Emptied(cluster.copy, evictables).may_hold(preemptor)
     _check(gang, answer, nodes, held, budgets)
     assert few == 0 or cost(answer.evictables) == best, (answer, best)
     if not few:

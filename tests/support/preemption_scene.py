@@ -33,13 +33,15 @@ from tests.support.scheduler_objects import node, pod
 
 
 class Server:
-    """Has disruption budgets and accepts every write; `on_list` is called before budgets are answered."""
+    """Has disruption budgets and accepts every write; `on_list` is called before budgets are answered, and
+    `on_evict` after each eviction."""
 
     def __init__(self) -> None:
         self.evicted: list[str] = []
         self.nominated: list[str | None] = []
         self.budgets: list[dict[str, Any]] = []
         self.on_list: Callable[[], object] = lambda: None
+        self.on_evict: Callable[[], object] = lambda: None
 
     async def send(self, request: Request, *, timeout_s: float, renew: bool = False) -> Answer:
         body: dict[str, Any] = json.loads(request.body or b"{}")
@@ -49,6 +51,7 @@ class Server:
             return Answer(200, json.dumps({**found, "items": self.budgets}).encode())
         if request.target.endswith("/eviction"):
             self.evicted.append(body["metadata"]["name"])
+            self.on_evict()
         elif request.method == "PATCH":
             self.nominated.append(body["status"]["nominatedNodeName"])
             return Answer(200, msgspec.json.encode(pod("high")))
@@ -71,9 +74,9 @@ def budget(name: str, allowed: int) -> dict[str, Any]:
 class Scene:
     """A node with two GPUs, which two pods have, and one of high priority that wants one."""
 
-    def __init__(self, gpus: int = 2, pods: int = 2) -> None:
+    def __init__(self, gpus: int = 2, pods: int = 2, clock: Callable[[], float] | None = None) -> None:
         self.world, self.server, self.ended = World(node("a", gpus)), Server(), list[EndedPod]()
-        clock, client = asyncio.get_running_loop().time, Client(self.server)
+        clock, client = clock or asyncio.get_running_loop().time, Client(self.server)
         status = PodStatusWriter(client, self.world.pods)
         self.controller = PreemptionController(
             client,

@@ -13,6 +13,7 @@ from math import inf
 
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
+from gpu_orchestrator.core.columns import where
 from gpu_orchestrator.core.decide import decide, decide_among
 from gpu_orchestrator.core.gang import (
     Gang,
@@ -29,7 +30,7 @@ from gpu_orchestrator.core.node_victims import Attempt as NodeAttempt
 from gpu_orchestrator.core.node_victims import by_row, in_order
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import Request, Shape
-from gpu_orchestrator.core.standing import current
+from gpu_orchestrator.core.standing import FITS, current
 from gpu_orchestrator.core.victim_search import cheaper, cheapest
 from gpu_orchestrator.core.victims import (
     Budgets,
@@ -91,6 +92,7 @@ def choosing(
     lower = [each for each in evictables if rules.may_go(each)]
     attempt = _Attempt(asked, cluster.copy(), rules)
     helping = _helping(attempt, lower)
+    yield
     if len(helping) <= FEW:
         found = yield from cheapest(attempt, helping, budgets, None)
     else:
@@ -129,10 +131,13 @@ def _of_many(attempt: "_Attempt", helping: list[Evictable], budgets: Budgets) ->
     """Return a set none of which could stay; else the budget that forbids all sets, or None."""
     if not attempt.fits_without(helping):
         return None
+    yield
     may_go = [each for each in helping if attempt.allows((each,), budgets)]
     best: tuple[Cost, Gone] | None = None
-    for gang in _in_domains(attempt, may_go):
-        start = yield from _Greedy(attempt, gang, may_go, budgets).find()
+    empty = attempt.twin.copy()
+    _release(may_go, empty)
+    for gang in _in_domains(attempt.gang, empty):
+        start = yield from _Greedy(attempt, gang, may_go, budgets, empty).find()
         if start is None or not attempt.fits_without(start):
             continue
         yield
@@ -141,7 +146,9 @@ def _of_many(attempt: "_Attempt", helping: list[Evictable], budgets: Budgets) ->
         if best is None or cost < best[0]:
             best = cost, enough
     found = yield from cheaper(attempt, may_go, budgets, best[0] if best else (inf,))
-    return found or (best[1] if best else forbidding(helping, budgets))
+    if found and attempt.checks >= len(found) * (1 + len(attempt.gang.members)):
+        return (yield from _without_needless(attempt, found))  # not all sets of a size were tried
+    return best[1] if best else forbidding(helping, budgets)
 
 
 def _without_needless(attempt: "_Attempt", start: Gone) -> Steps[Gone]:
@@ -161,17 +168,12 @@ def _without_needless(attempt: "_Attempt", start: Gone) -> Steps[Gone]:
     return tuple(gone)
 
 
-def _in_domains(attempt: "_Attempt", may_go: Iterable[Evictable]) -> list[Gang]:
-    """Return the gang as it is, or once for each domain of nodes in which it might fit without these."""
-    gang, key = attempt.gang, attempt.gang.terms.domain
+def _in_domains(gang: Gang, empty: Cluster) -> list[Gang]:
+    """Return the gang as it is, or once for each domain in which it might fit when all have gone."""
+    key = gang.terms.domain
     if not key:
         return [gang]
-    if gang.among:
-        values = [gang.among]
-    else:
-        empty = attempt.twin.copy()
-        _release(may_go, empty)
-        values = domains(gang, key, empty)[:MOST_DOMAINS]
+    values = [gang.among] if gang.among else domains(gang, key, empty)[:MOST_DOMAINS]
     return [
         replace(gang, members=tuple(confined(each, key, value) for each in gang.members)) for value in values
     ]
@@ -244,10 +246,13 @@ class _Beside:
 
 
 class _Greedy:
-    """Gives the members nodes, one after the other: where they fit, else where the cheapest must go."""
+    """Gives the members nodes, one after the other: where they fit, else where the cheapest must go. `empty`
+    is the cluster without all that may go."""
 
-    def __init__(self, attempt: _Attempt, gang: Gang, may_go: list[Evictable], budgets: Budgets) -> None:
-        self._attempt, self._gang, self._may_go = attempt, gang, may_go
+    def __init__(
+        self, attempt: _Attempt, gang: Gang, may_go: list[Evictable], budgets: Budgets, empty: Cluster
+    ) -> None:
+        self._attempt, self._gang, self._may_go, self._empty = attempt, gang, may_go, empty
         self._world = attempt.twin.copy()
         self._gone: list[Evictable] = []
         self._left = Counter(dict(budgets))
@@ -295,11 +300,12 @@ class _Greedy:
         return allows(chosen, self._left) and self._rules.allows(chosen)
 
     def _on_nodes(self, member: Request) -> dict[int, list[Evictable]]:
-        """Return nodes that this member could use, those where the fewest must go, with what may go there."""
-        standing = current(member.shape, self._world, self._attempt.asked.policy_of(member))
+        """Return nodes that this member could use if all there went, those where the fewest must go, with
+        what may go there. On the others one stays, or room is kept for others."""
+        standing = current(member.shape, self._empty, self._attempt.asked.policy_of(member))
         gone = {each.key for each in self._gone}
         left = [each for each in self._may_go if each.key not in gone]
-        found = by_row(self._world, left, set(standing.eligible().tolist()))
+        found = by_row(self._world, left, set(where(standing.codes == FITS).tolist()))
         most = MOST_NODES + 2 * len(self._gang.members)
         return dict(in_order(member, self._world, found)[:most])
 

@@ -83,12 +83,20 @@ def choosing(
     on_rows = by_row(twin, lower, set(standing.eligible().tolist()))
     if lower and not rules.has_room((), _models(twin, None)):
         on_rows = _with_others(on_rows, lower, where(standing.codes == FITS).tolist(), rules)
-    for row, on_node in in_order(request, twin, on_rows)[:MOST_NODES]:
+    looked = 0
+    for row, on_node in in_order(request, twin, on_rows):
         name = _name(twin, row)
-        if best is not None and _least_pods(request, twin, row, on_node) > best[0][0]:
+        if (
+            looked >= MOST_NODES
+            or checks[0] <= 0
+            or (best and _least_pods(request, twin, row, on_node) > best[0][0])
+        ):
             break
         attempt = Attempt(request, standing.filters, twin, row, checks, rules)
         yield
+        if not (attempt.frees_enough(on_node) and attempt.fits_without(on_node)):
+            continue  # room is kept there for others, or one stays
+        looked += 1
         found = yield from cheapest(attempt, on_node, budgets, best[0] if best else None)
         if isinstance(found, tuple):
             best = rules.cost(found), Victims(name, found)

@@ -49,7 +49,9 @@ def cheapest(
     if best is not None and best <= limit:
         return (yield from cheaper(attempt, may_go, budgets, best))
     found = yield from cheaper(attempt, may_go, budgets, limit if is_allowed else (limit[0] + 1,))
-    return found or (enough if is_allowed else forbidding(may_go, budgets))
+    if found:
+        return irreducible(attempt, list(found))  # of many, not all sets were tried
+    return enough if is_allowed else forbidding(may_go, budgets)
 
 
 def irreducible(attempt: Attempt, evictables: list[Evictable]) -> tuple[Evictable, ...]:

@@ -6,10 +6,11 @@ from math import inf
 
 from gpu_orchestrator.core.answer import Placement, Refusal, not_judged
 from gpu_orchestrator.core.decide import decide, decide_among
+from gpu_orchestrator.core.gang import SEARCH_STEPS
 from gpu_orchestrator.core.queues import Full
 from gpu_orchestrator.engine.events import Action, Place, PlaceGang, Refuse
 from gpu_orchestrator.engine.gang_decision import Chosen, judge, over_limit
-from gpu_orchestrator.engine.gang_members import Members
+from gpu_orchestrator.engine.gang_members import Members, to_decide
 from gpu_orchestrator.engine.kept import lifted
 from gpu_orchestrator.engine.model_choice import Go, ModelChoice, Stay
 from gpu_orchestrator.engine.parts import Parts
@@ -78,7 +79,7 @@ class Decisions:
             if (waiting := self._queue.pop_this(self._parts.first.pop())) is None:
                 continue
             if waiting.request.gang is not None:
-                self._decide_gang(waiting, now, actions)
+                self._decide_gang(waiting, now, actions, has_room=True)
             else:
                 no_room = self._no_room(waiting)
                 actions.append(Refuse(waiting.request, no_room) if no_room else self._decide(waiting, now))
@@ -138,15 +139,22 @@ class Decisions:
             self._kept.begins(key, waiting.request.run_s)
         return Place(waiting.request, answer, bool(self._places) and self._kept.enters(waiting, answer))
 
-    def _decide_gang(self, speaker: Waiting, now: float, actions: list[Action]) -> None:
+    def _decide_gang(
+        self, speaker: Waiting, now: float, actions: list[Action], *, has_room: bool = False
+    ) -> None:
+        """Decide a gang. `has_room`: room was made for its first members. With the others the answer might be
+        no, or one of them would have the place of a more important one, for which others were evicted."""
         gang = self._gangs.spoken_for(speaker)
         self._queue.leave(speaker)
         if gang.is_short:  # members ended that it had counted on
             self._gangs.dequeue(gang, now)
             return
         answer: list[Chosen] | Refusal | None = over_limit(gang, self._fair_share, len(self._cache.cluster))
+        if answer is None and has_room:
+            made = self._judge_gang(gang, speaker, [SEARCH_STEPS], only_least=True)
+            answer = None if isinstance(made, Refusal) else made
         if answer is None:
-            answer = self._judge_gang(gang, speaker, now)
+            answer = self._judge_gang(gang, speaker, self._gangs.steps(now))
         if isinstance(answer, Refusal):
             self._gangs.park(gang, answer, now)
             if answer.error:
@@ -156,15 +164,22 @@ class Decisions:
                 self._gangs.starts(waiting.request.key, placement.node)
             actions.append(PlaceGang(gang.terms.name, tuple(self._in_flight_with(*each) for each in answer)))
             self._gangs.placed(gang, now)
+            if has_room and gang.waiting:
+                self._gangs.recheck(gang)  # there may be room for the others, too
         if gang.refusal is not None:
             note = self._kept.note(speaker) if self._places else ""
             said = replace(gang.refusal, kept=note) if note else gang.refusal
             actions.extend(Refuse(each, said) for each in self._gangs.untold(gang))
 
-    def _judge_gang(self, gang: Members, speaker: Waiting, now: float) -> list[Chosen] | Refusal:
+    def _judge_gang(
+        self, gang: Members, speaker: Waiting, steps: list[int], *, only_least: bool = False
+    ) -> list[Chosen] | Refusal:
         """Decide a gang, and set its places aside."""
         cluster = self._cache.cluster
-        asked = gang, cluster, self._quota, self._order.cost, self._rng, self._gangs.steps(now)
+        together = to_decide(gang, cluster)
+        if only_least:
+            together = replace(together, members=together.members[: together.least])
+        asked = gang, together, cluster, self._quota, self._order.cost, self._rng, steps
         answer = judge(*asked)
         if isinstance(answer, Refusal) and self._places:
             run_s = [each.request.run_s for each in gang.waiting.values()]

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from gpu_orchestrator.core.answer import Placement, Refusal, not_judged
 from gpu_orchestrator.core.cluster import Cluster
-from gpu_orchestrator.core.gang import GangRefusal, decide_gang
+from gpu_orchestrator.core.gang import Gang, GangRefusal, decide_gang
 from gpu_orchestrator.core.policy import Rng
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine import gang_quota
 from gpu_orchestrator.engine.fair_share import FairShare
-from gpu_orchestrator.engine.gang_members import MOST_KINDS, Members, to_decide
+from gpu_orchestrator.engine.gang_members import MOST_KINDS, Members
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.quota import Quota
 
@@ -25,21 +25,22 @@ class Chosen(NamedTuple):
 
 def judge(
     gang: Members,
+    asked: Gang,
     cluster: Cluster,
     quota: Quota,
     cost: Callable[[Request], float],
     rng: Rng,
     steps: list[int],
 ) -> list[Chosen] | Refusal:
-    """Return places for members of the gang with what they cost their flow, or why there are none. `steps` is
-    how many the search for them may take."""
+    """Return places for members of the gang with what they cost their flow, or why there are none. `asked` is
+    who is decided now, and `steps` is how many the search for them may take."""
     members = gang.waiting
     if gang.has_many_kinds:
-        asked = f"its members ask for {len(gang.kinds)} different things"
-        said = f"gang {gang.terms.name}: {asked}, more than {MOST_KINDS}"
+        differ = f"its members ask for {len(gang.kinds)} different things"
+        said = f"gang {gang.terms.name}: {differ}, more than {MOST_KINDS}"
         return Refusal(len(cluster), gang=said)
     try:
-        together = gang_quota.within(to_decide(gang, cluster), quota)
+        together = gang_quota.within(asked, quota)
         if isinstance(together, str):
             return Refusal(len(cluster), gang=f"gang {gang.terms.name}: {together}")
         answer = decide_gang(together, cluster, lambda each: members[each.key].policy, rng, steps)

@@ -12,6 +12,7 @@ from gpu_orchestrator.engine.events import Action, Event, Refuse, RequestAdded
 from gpu_orchestrator.engine.parts import Parts
 from gpu_orchestrator.engine.passing import Passing
 from gpu_orchestrator.engine.queue import Waiting
+from gpu_orchestrator.engine.reservation_search import ROOM_MADE
 from gpu_orchestrator.engine.reservations import Reservations
 
 
@@ -72,6 +73,8 @@ class Intake:
             case events.PlacementObserved(placement, request, queue, ends_at):
                 self._hold(placement, request, request.queue if request else queue)
                 self._reservations.ends_at(placement.key, ends_at)
+                if self._places and placement.key.startswith(ROOM_MADE):
+                    self._reservations.room_made(placement)
             case events.CopiesObserved(node, copies, most):
                 self._models.observe(node, copies, most, now)
                 self._wake(node if node in self._cache.cluster else None)

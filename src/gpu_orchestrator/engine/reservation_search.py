@@ -137,10 +137,13 @@ def _chosen(rows: list[_Row], least: int) -> list[_Row]:
 
 def is_room(placement: Placement) -> bool:
     """Return True for what is kept for a request, which no end frees."""
-    return placement.key.startswith(ROOM)
+    return placement.key.startswith((ROOM, ROOM_MADE))
 
 
 ROOM = "kept/"
+ROOM_MADE = "room/"
+"""How keys begin of rooms for those for whom others were evicted. A place that overlapped such a room would
+be free when its owner has started, who could not start before it."""
 
 
 def _milli(shape: Shape) -> int:

@@ -20,7 +20,7 @@ from gpu_orchestrator.engine.kept import Kept, is_usable, lifted, name_of, open_
 from gpu_orchestrator.engine.parts import Parts
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.reservation_rules import ReservationRules
-from gpu_orchestrator.engine.reservation_search import UNKNOWN, Asked, search, single
+from gpu_orchestrator.engine.reservation_search import ROOM_MADE, UNKNOWN, Asked, search, single
 from gpu_orchestrator.engine.turns import Turn
 
 LOOK_EVERY_S, LOOK_SELDOM_S = 0.5, 5.0
@@ -115,6 +115,15 @@ class Reservations:
         if name in self.nodes:
             self._changes += 1
             self._wanted_at = self._parts.now
+
+    def room_made(self, room: Placement) -> None:
+        """Others are evicted for the owner of this room: look again for places that overlap it. Turns change,
+        and owner and room would wait for each other."""
+        key = room.key.removeprefix(ROOM_MADE)
+        gang = self._gangs.of(key)
+        for each in self.kept.values():
+            if each.name not in (key, gang and gang.terms.name) and each.overlaps(room):
+                self.broken(each)
 
     def broken(self, kept: Kept) -> None:
         """One of an earlier turn has a part of this place now: look for it again."""

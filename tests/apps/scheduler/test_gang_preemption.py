@@ -1,11 +1,16 @@
 """Who is evicted for a gang, all of which must start together."""
 
 import asyncio
+from collections.abc import Callable
+from itertools import count
+from math import inf
 from typing import Any
 
 import pytest
 
-from gpu_orchestrator.apps.scheduler.actions import Bound
+from gpu_orchestrator.adapters.breath import SLICE_S
+from gpu_orchestrator.apps.scheduler.actions import Bound, Failed
+from gpu_orchestrator.apps.scheduler.controllers import preemption
 from gpu_orchestrator.apps.scheduler.controllers.preemption import RETRY_S
 from tests.support.preemption_scene import QueueScene, Scene, budget, ends_in
 from tests.support.scheduler_objects import node, pod
@@ -13,9 +18,11 @@ from tests.support.scheduler_objects import node, pod
 pytestmark = pytest.mark.looptime
 
 
-def a_scene(members: int = 2, *, low: int = 3, **more: Any) -> Scene:
+def a_scene(
+    members: int = 2, *, low: int = 3, clock: Callable[[], float] | None = None, **more: Any
+) -> Scene:
     """A node with as many GPUs as pods that hold them, and a gang of high priority, a GPU each."""
-    scene = Scene(gpus=low, pods=0)
+    scene = Scene(gpus=low, pods=0, clock=clock)
     for at in range(low):
         scene.world.pod(scene.low(at, bound=False))
         scene.world.coordinator.done(Bound(scene.world.executor.jobs[at]))
@@ -26,8 +33,8 @@ def a_scene(members: int = 2, *, low: int = 3, **more: Any) -> Scene:
 
 
 def member(at: int, **more: Any) -> Any:
-    terms = {"priority": 10, "preemptionPolicy": "PreemptLowerPriority", **more}
-    return pod(f"m{at}", gpus=1, gang="g", **terms)
+    terms = {"priority": 10, "gang": "g", "preemptionPolicy": "PreemptLowerPriority", **more}
+    return pod(terms.pop("name", f"m{at}"), gpus=1, **terms)
 
 
 def states(scene: Scene, *names: str) -> list[str | None]:
@@ -102,6 +109,21 @@ async def test_room_is_let_go_when_a_member_is_deleted() -> None:
     assert scene.server.nominated == ["a", "a", None]
 
 
+async def test_member_that_is_replaced_costs_no_more_evictions() -> None:
+    """The victims have long grace periods: nobody else would wait for them."""
+    scene = a_scene(2, low=6)
+    await scene.controller.check()
+    evicted = [int(each.removeprefix("low-")) for each in scene.server.evicted]
+    for at in evicted:
+        scene.world.pod(scene.low(at, deletionTimestamp=ends_in(600)))
+    for again in range(2):
+        scene.world.pod_gone("m1" if not again else "again0")
+        await scene.controller.check()
+        scene.world.pod(member(1, name=f"again{again}", gang_size=2))
+        await scene.controller.check()
+        assert (len(scene.server.evicted), len(rooms(scene))) == (2, 2)
+
+
 async def test_room_is_let_go_when_its_node_is_closed() -> None:
     scene = a_scene(2)
     await scene.controller.check()
@@ -160,3 +182,70 @@ async def test_queue_of_gangs_has_back_what_it_is_guaranteed(
     await scene.controller.check()
     wanted = "in flight" if evicted else "parked"
     assert states(scene.scene, *(f"m{at}" for at in range(members))) == [wanted] * members
+
+
+async def test_gang_whose_places_could_not_be_taken_rests_and_evicts_nobody() -> None:
+    """Its bind fails each time, and there is room: to keep that at once would try it again each second."""
+    scene = a_scene(0, low=1)
+    scene.world.node(node("a", 3))
+    for at in range(2):
+        scene.world.pod(member(at, gang_size=2))
+    for job in scene.world.executor.gangs[0]:
+        scene.world.coordinator.done(Failed(job, "refused"))
+    await scene.controller.check()
+    assert (states(scene, "m0", "m1"), rooms(scene)) == (["parked", "parked"], [])
+    assert len(scene.world.executor.gangs) == 1
+
+
+@pytest.mark.parametrize("first", ["may", "asks"])
+async def test_equal_gangs_may_evict_each_as_its_own_members_may(first: str) -> None:
+    """Of two gangs of one kind, one has a member that may not preempt: not the one that is looked at."""
+    scene = a_scene(0, low=4)
+    for name in sorted(("may", "asks"), key=lambda each: each != first):
+        for at in range(2):
+            more = {"preemptionPolicy": "Never"} if (name, at) == ("asks", 1) else {}
+            scene.world.pod(member(at, name=f"{name}{at}", gang=name, gang_size=2, **more))
+    await scene.controller.check()
+    assert len(scene.server.evicted) == 2
+    assert rooms(scene) == ["room/uid-may0", "room/uid-may1"]
+
+
+async def test_gang_whose_members_are_in_two_queues_evicts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that must start are in one queue, but the gang is refused as a whole: its room would stay empty,
+    be taken by others, and be made again."""
+    scene = QueueScene(monkeypatch)
+    for at, queue in enumerate(("ml", "ml", "web")):
+        meta = {"labels": {"queue": queue}}
+        made = pod(f"m{at}", gpus=1, gang="g", gang_size=3, gang_min=2, meta=meta, preemptionPolicy="Never")
+        scene.scene.world.pod(made)
+    await scene.controller.check()
+    assert scene.server.evicted == []
+
+
+async def test_no_more_go_when_the_gang_changes_while_they_are_evicted() -> None:
+    scene = a_scene(3)
+    scene.server.on_evict = lambda: scene.world.pod_gone("m2")
+    await scene.controller.check()
+    assert len(scene.server.evicted) == 1
+    assert rooms(scene) == []
+
+
+async def test_others_run_while_many_gangs_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pod goes for any of them: to look at each takes longer than the loop may wait."""
+    monkeypatch.setattr(preemption, "LONGEST_PASS_S", inf)
+    moments, beats = count(0.0, SLICE_S), count()
+    scene = a_scene(0, low=1, clock=lambda: next(moments))
+    for gang in range(20):
+        for at in range(2):
+            scene.world.pod(member(at, name=f"g{gang}-{at}", gang=f"g{gang}", gang_size=2, priority=gang + 1))
+
+    async def beat() -> None:
+        while True:
+            next(beats)
+            await asyncio.sleep(0)
+
+    beating = asyncio.create_task(beat())
+    await scene.controller.check()
+    beating.cancel()
+    assert next(beats) >= 20
+    assert scene.server.evicted == []

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from gpu_orchestrator.adapters.breath import Breath
 from gpu_orchestrator.adapters.kube.errors import KubeError
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
@@ -23,6 +24,9 @@ from gpu_orchestrator.engine.events import PlacementObserved, RequestRemoved, Ro
 
 LONGEST_S = 900.0
 """How long room is kept for a pod whose victims do not end."""
+MOST_LEFT = 1_000
+"""Gangs of which it is known where pods end for them although their room was given up."""
+NOTHING_LEFT = 0.0, frozenset[str]()
 AT_ONCE = 16
 """Pods of a gang whose status is written at the same time."""
 
@@ -44,6 +48,8 @@ class Nominated:
         self._clock, self._rng = clock, rng
         self._kept: dict[str, Nomination] = {}
         self._members: set[str] = set()
+        self._left: dict[str, tuple[float, frozenset[str]]] = {}
+        """By gang: since when and on which nodes pods may still end that were evicted for it."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -56,6 +62,12 @@ class Nominated:
         """Yield the keys of what all victims hold."""
         return (key for each in self._kept.values() for key in each.going)
 
+    def nodes_left(self, preemptor: Preemptor) -> frozenset[str]:
+        """Return the nodes where pods may still end that were evicted for this gang with other members: it
+        waits for their whole grace period, or a member that is replaced would cost others their place."""
+        since, nodes = self._left.get(preemptor.gang.terms.name if preemptor.gang else "", NOTHING_LEFT)
+        return nodes if self._clock() - since < LONGEST_S else frozenset()
+
     def keep(self, preemptor: Preemptor, places: Together, going: tuple[str, ...]) -> None:
         """Keep these places for it."""
         rooms = tuple(map(room_for, places))
@@ -65,8 +77,10 @@ class Nominated:
 
     async def settle(self) -> None:
         """Let those be decided whose room is free, and let go of room that is of no use."""
+        breath = Breath(self._clock)
         for uid, nomination in list(self._kept.items()):
-            if not self._still_waits(nomination) or self._clock() - nomination.since >= LONGEST_S:
+            await breath()
+            if not self.still_waits(uid) or self._clock() - nomination.since >= LONGEST_S:
                 await self.let_go(uid)
             elif self._is_free(nomination):
                 self._forget(nomination)
@@ -74,8 +88,9 @@ class Nominated:
             elif not self._may_become_free(nomination):
                 await self.let_go(uid)
 
-    def _still_waits(self, nomination: Nomination) -> bool:
-        engine = self._coordinator.engine
+    def still_waits(self, uid: str) -> bool:
+        """Return False if one that room is kept for waits no longer, or a node is gone."""
+        engine, nomination = self._coordinator.engine, self._kept[uid]
         return all(engine.waiting(each.key) == each for each in nomination.preemptor.members) and all(
             room.node in engine.cluster for room in nomination.rooms
         )
@@ -101,8 +116,19 @@ class Nominated:
         """Keep this room no longer."""
         nomination = self._kept[uid]
         self._forget(nomination)
+        self._note_left(nomination)
         self._coordinator.feed(*(RequestRemoved(room.key) for room in nomination.rooms))
         await self.show(nomination.rooms, is_kept=False)  # other schedulers keep the room while it is shown
+
+    def _note_left(self, nomination: Nomination) -> None:
+        if nomination.preemptor.gang is None or not nomination.going:
+            return
+        nodes = self.nodes_left(nomination.preemptor) | {room.node for room in nomination.rooms}
+        if len(self._left) >= MOST_LEFT:
+            del self._left[next(iter(self._left))]
+        name = nomination.preemptor.gang.terms.name
+        self._left.pop(name, None)
+        self._left[name] = self._clock(), nodes
 
     def _forget(self, nomination: Nomination) -> None:
         del self._kept[nomination.preemptor.key]

@@ -17,6 +17,7 @@ turn in which the room is kept. A pass that has taken long ends, and the next on
 import asyncio
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from math import inf
 from typing import TypeVar
 
 import structlog
@@ -35,6 +36,7 @@ from gpu_orchestrator.apps.scheduler.controllers.release import EndedPod
 from gpu_orchestrator.apps.scheduler.controllers.reporter import Reporter
 from gpu_orchestrator.apps.scheduler.cycle import preemptible
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
+from gpu_orchestrator.apps.scheduler.cycle.emptied import Emptied, release
 from gpu_orchestrator.apps.scheduler.cycle.preemptible import Budget
 from gpu_orchestrator.apps.scheduler.cycle.preemptors import Kind, Preemptor, Preemptors
 from gpu_orchestrator.apps.scheduler.metrics import Metrics
@@ -107,7 +109,8 @@ class PreemptionController:
         await self._nominated.settle()
         began, self._asked_s = self._clock(), 0.0
         while self._may_write() and len(self._nominated) < MOST_NOMINATED:
-            candidates = self._preemptors.in_turn(self._looked, self._clock() - RETRY_S)
+            in_turn = self._preemptors.in_turn(self._looked, self._clock() - RETRY_S)
+            candidates = await _through(in_turn, Breath(self._clock))
             if not candidates or not await self._look_at(candidates):
                 return
             if self._clock() - began - self._asked_s >= LONGEST_PASS_S:
@@ -122,10 +125,15 @@ class PreemptionController:
         self._asked_s += self._clock() - asked_at
         allowed = {each.name: each.allowed for each in guards}
         found, began = await _through(self._evictables(guards), breath), self._clock()
+        emptied = Emptied(self._without_all_that_leaves, found)
         for uid in candidates:
+            await breath()
             if not self._may_write() or len(self._nominated) >= MOST_NOMINATED:
                 return False
             if (preemptor := self._preemptors.of(uid)) is None:
+                continue
+            if not emptied.may_hold(preemptor):
+                self._give_up(preemptor, NoVictims(0))
                 continue
             if any(self._coordinator.engine.is_kept_out(each.key) for each in preemptor.members):
                 self._rest(preemptor)  # nobody need go for it, and it must not go before another
@@ -176,7 +184,7 @@ class PreemptionController:
         twin, now = self._coordinator.engine.unkept(preemptor.key), datetime.now(UTC)
         ours = self._coordinator.our_pods
         shown = (ours[each.key].status.nominated_node_name for each in preemptor.members if each.key in ours)
-        rooms = {each for each in shown if each}
+        rooms = {each for each in shown if each} | self._nominated.nodes_left(preemptor)
         leaving = [
             (pod.metadata.uid, pod.spec.node_name)
             for pod in ours.values()
@@ -202,6 +210,20 @@ class PreemptionController:
         mine = queues.node(preemptor.queue)
         return mine is not None and any(each and not set(each.path).isdisjoint(mine.path) for each in theirs)
 
+    def _without_all_that_leaves(self) -> Cluster:
+        """Return a copy of the cluster without what is deleted or has ended, and without places kept."""
+        engine = self._coordinator.engine
+        twin, ours = engine.cluster.copy(), self._coordinator.our_pods.values()
+        leaving = [
+            (each.metadata.uid, each.spec.node_name) for each in ours if each.metadata.deletion_timestamp
+        ]
+        ended = [(each.uid, each.node) for each in self._ended_since(-inf)]
+        for uid, node in (*leaving, *ended):
+            release(self._held(uid, node), twin)
+        for kept in engine.kept():
+            release(kept.rooms, twin)
+        return twin
+
     def _evictables(self, guards: list[Budget]) -> Steps[list[Evictable]]:
         ours, stores = self._coordinator.our_pods.values(), self._coordinator.stores
         return preemptible.evictables(
@@ -224,7 +246,8 @@ class PreemptionController:
         return tuple(on_node[each] for each in keys if each in on_node)
 
     async def _nominate(self, preemptor: Preemptor, rooms: Together, victims: tuple[Evictable, ...]) -> None:
-        """Keep the room, and evict who is in it. If a budget forbids one after all, nobody else goes."""
+        """Keep the room, and evict who is in it. If a budget forbids one after all, or the preemptor changes
+        meanwhile, nobody else goes."""
         ours, queues = self._coordinator.our_pods, self._coordinator.engine.queues
         held = {placement.key for each in victims for placement in each.placements}
         going = [ours[each] for each in sorted(held) if each in ours]
@@ -242,7 +265,8 @@ class PreemptionController:
             why = f"evicted to make room for {name}, which has priority {preemptor.priority}"
             if each.metadata.uid in reclaimed:
                 why = f"evicted to give queue {preemptor.queue} what it is guaranteed, for {name}"
-            if not self._may_write() or not await self._evict(each, ours.get(preemptor.key), why):
+            is_of_use = self._may_write() and self._nominated.still_waits(preemptor.key)
+            if not is_of_use or not await self._evict(each, ours.get(preemptor.key), why):
                 await self._nominated.let_go(preemptor.key)
                 break
         self._asked_s += self._clock() - asked_at

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import NamedTuple
 
 from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.api.wire import key
@@ -24,6 +25,7 @@ from gpu_orchestrator.core.policy import Policy, Rng
 from gpu_orchestrator.core.reclaim import ByQueues
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.core.victims import Budgets, ByPriority, Evictable, NoVictims, Rules, Steps
+from gpu_orchestrator.engine.reservation_search import ROOM_MADE
 
 Kind = tuple[Hashable, int, str]
 """What is asked for, with which priority, in which queue. Equal ones have equal victims."""
@@ -120,7 +122,7 @@ class Preemptor:
         return Asked(gang, lambda each: self.policies[each.key], rng)
 
 
-ROOM = "room/"
+ROOM = ROOM_MADE
 """How the key begins under which room for a member is kept."""
 
 
@@ -138,6 +140,14 @@ def _without(gone: Iterable[Evictable], cluster: Cluster) -> Cluster:
     for placement in (place for each in gone for place in each.placements if place.node in twin):
         twin.release(placement)
     return twin
+
+
+class _Waiting(NamedTuple):
+    """A pod that waits, or the members of a gang. `preempts`: each may evict pods of lower priority."""
+
+    members: tuple[Request, ...]
+    kind: Kind
+    preempts: bool
 
 
 class Preemptors:
@@ -158,10 +168,13 @@ class Preemptors:
         if (found := engine.gang_of(uid)) is None:
             return None
         members = found.gang.members[: found.gang.least]
-        if len({each.queue for each in members}) > 1 or any(self._is_nominated(each.key) for each in members):
+        if any(self._is_nominated(each.key) for each in members):
             return None
+        if len({each.queue for each in found.gang.members}) > 1:  # then none of them is started
+            return None
+        policies = {each.key: found.policies[each.key] for each in members}
         gang = replace(found.gang, members=members)
-        return Preemptor(members, found.policies, gang, found.started | self._ends_with(uid))
+        return Preemptor(members, policies, gang, found.started | self._ends_with(uid))
 
     def _ends_with(self, uid: str) -> frozenset[str]:
         pod, stores = self._coordinator.our_pods.get(uid), self._coordinator.stores
@@ -169,43 +182,50 @@ class Preemptors:
             return frozenset()
         return frozenset({preemptible.ends_with(pod, stores.claim_spec(pod), stores.group_of(pod))})
 
-    def in_turn(self, looked: Mapping[Kind, float], due: float) -> list[str]:
-        """Return one pod of each kind that may evict others and was not looked at since `due`: those looked
-        at longest ago first, and of those that never were the highest priority."""
+    def in_turn(self, looked: Mapping[Kind, float], due: float) -> Steps[list[str]]:
+        """Return, step by step, one pod of each kind that may evict others and was not looked at since `due`:
+        those looked at longest ago first, and of those that never were the highest priority."""
         engine, ours = self._coordinator.engine, self._coordinator.our_pods
         if not engine.counts()["parked"]:
             return []
         lowest = min((pod.spec.priority for pod in ours.values() if pod.spec.node_name), default=None)
         if lowest is None:
             return []
-        may_evict, turns = dict[tuple[Kind, str], bool](), dict[Kind, tuple[float, int, str, str]]()
-        for pod, kind in self._waiting(lowest):
-            uid, terms = pod.metadata.uid, (kind, pod.spec.preemption_policy)
-            if terms not in may_evict:
-                may_evict[terms] = self._may_evict(uid)
-            last = looked.get(kind, -inf)
-            if may_evict[terms] and last <= due:
-                turn = last, -kind[1], pod.metadata.creation_timestamp, uid
+        may_evict, turns = dict[tuple[Kind, bool], bool](), dict[Kind, tuple[float, int, str, str]]()
+        for pod, waiting in self._waiting(lowest):
+            yield
+            if waiting is None or (last := looked.get(waiting.kind, -inf)) > due:
+                continue
+            kind, preempts = waiting.kind, waiting.preempts
+            if (kind, preempts) not in may_evict:
+                may_evict[kind, preempts] = self._may_evict(waiting)
+            if may_evict[kind, preempts]:
+                turn = last, -kind[1], pod.metadata.creation_timestamp, pod.metadata.uid
                 turns[kind] = min(turn, turns.get(kind, turn))
         return [uid for *_, uid in sorted(turns.values())]
 
-    def _waiting(self, lowest: int) -> Iterator[tuple[Pod, Kind]]:
-        """Yield pods that wait and have lower ones, or a queue, with their kinds; of each gang one pod."""
+    def _waiting(self, lowest: int) -> Iterator[tuple[Pod, "_Waiting | None"]]:
+        """Yield our pods, with what is asked for those that wait and have lower ones, or a queue; one of each
+        gang."""
         engine, gangs = self._coordinator.engine, set[str]()
         has_queues = len(engine.queues) > 0
-        for uid, pod in self._coordinator.our_pods.items():
+        for uid, pod in list(self._coordinator.our_pods.items()):
             is_low = pod.spec.priority <= lowest
             if pod.spec.node_name or (is_low and not has_queues) or self._is_nominated(uid):
                 continue
             request = engine.waiting(uid)
             if request is None or (is_low and not request.queue) or engine.state_of(uid) != "parked":
-                continue
-            if request.gang is None:
-                yield pod, _kind(request)
+                yield pod, None
+            elif request.gang is None:
+                yield pod, _Waiting((request,), _kind(request), pod.spec.preemption_policy != NEVER)
             elif request.gang.name not in gangs:
                 gangs.add(request.gang.name)
-                if (preemptor := self.of(uid)) is not None:
-                    yield pod, preemptor.kind
+                yield pod, self._waiting_gang(uid)
+
+    def _waiting_gang(self, uid: str) -> "_Waiting | None":
+        if (preemptor := self.of(uid)) is None:
+            return None
+        return _Waiting(preemptor.members, preemptor.kind, self._preempts(preemptor))
 
     def _preempts(self, preemptor: Preemptor) -> bool:
         """Return True if every member may evict pods of lower priority."""
@@ -213,11 +233,13 @@ class Preemptors:
         pods = (ours.get(each.key) for each in preemptor.members)
         return all(pod is not None and pod.spec.preemption_policy != NEVER for pod in pods)
 
-    def _may_evict(self, uid: str) -> bool:
-        if (preemptor := self.of(uid)) is None:
-            return False
-        rules = self.rules(preemptor, ())
-        return rules.may_evict if isinstance(rules, ByQueues) else self._preempts(preemptor)
+    def _may_evict(self, waiting: "_Waiting") -> bool:
+        if not waiting.members[0].queue:
+            return waiting.preempts
+        engine = self._coordinator.engine
+        return ByQueues(
+            waiting.members, engine.queues, engine.gpu_models, preempts=waiting.preempts
+        ).may_evict
 
     def rules(self, preemptor: Preemptor, leaving: Collection[str]) -> Rules:
         """Return whom it may evict. `leaving` are the keys of placements that end soon anyway."""

@@ -1,0 +1,41 @@
+"""Places that are kept for those that wait long, beside rooms for those for whom others are evicted."""
+
+from gpu_orchestrator.engine.events import PlacementObserved, Tick
+from tests.engine.test_reservations import RULES, World
+from tests.support.builders import node, whole
+
+
+def kept_on(world: World) -> list[str]:
+    return [name for each in world.engine.kept() for name in each.nodes]
+
+
+def test_no_place_is_kept_where_room_was_made() -> None:
+    """It could begin when the room's owner has ended; and the owner could not begin beside it."""
+    world = World(node("a", 1))
+    world.tell(PlacementObserved(whole("room/y", "a", 0)))
+    world.ask("x", 1)
+    world.wait(RULES.hold_after_s + 60.0)
+    assert kept_on(world) == []
+
+
+def test_place_is_moved_when_room_is_made_there() -> None:
+    world = World(node("a", 1), node("b", 1))
+    world.tell(PlacementObserved(whole("v", "a", 0)), PlacementObserved(whole("w", "b", 0)))
+    world.ask("x", 1)
+    world.wait(RULES.hold_after_s + 60.0)
+    (first,) = kept_on(world)
+    other = "b" if first == "a" else "a"
+    world.tell(PlacementObserved(whole("room/y", first, 0)))
+    world.tell(Tick(), after_s=60.0)
+    assert kept_on(world) == [other]
+
+
+def test_place_of_the_owner_stays_where_room_is_made_for_it() -> None:
+    world = World(node("a", 1), node("b", 1))
+    world.tell(PlacementObserved(whole("v", "a", 0)), PlacementObserved(whole("w", "b", 0)))
+    world.ask("x", 1)
+    world.wait(RULES.hold_after_s + 60.0)
+    (first,) = kept_on(world)
+    world.tell(PlacementObserved(whole("room/x", first, 0)))
+    world.tell(Tick(), after_s=60.0)
+    assert kept_on(world) == [first]
