@@ -76,6 +76,7 @@ class Scene:
 
     def __init__(self, gpus: int = 2, pods: int = 2, clock: Callable[[], float] | None = None) -> None:
         self.world, self.server, self.ended = World(node("a", gpus)), Server(), list[EndedPod]()
+        self.whys: list[str] = []
         clock, client = clock or asyncio.get_running_loop().time, Client(self.server)
         status = PodStatusWriter(client, self.world.pods)
         self.controller = PreemptionController(
@@ -87,6 +88,7 @@ class Scene:
             may_write=lambda: True,
             clock=clock,
             rng=random.Random(1),
+            evicts=lambda _, why: self.whys.append(why),
             ended_since=lambda moment: self.ended,
         )
         for at in range(pods):

@@ -82,7 +82,9 @@ class Decisions:
                 self._decide_gang(waiting, now, actions, has_room=True)
             else:
                 no_room = self._no_room(waiting)
-                actions.append(Refuse(waiting.request, no_room) if no_room else self._decide(waiting, now))
+                actions.append(
+                    Refuse(waiting.request, no_room) if no_room else self._decide(waiting, now, is_first=True)
+                )
 
     def _no_room(self, waiting: Waiting) -> Refusal | None:
         """Park a request whose queue has no room for it, and return why. One that may start on some models
@@ -100,10 +102,10 @@ class Decisions:
             return self._queue.hold_back(waiting, verdict, self._cache.cluster)
         return None
 
-    def _decide(self, waiting: Waiting, now: float) -> Action:
+    def _decide(self, waiting: Waiting, now: float, *, is_first: bool = False) -> Action:
         request, queue = waiting.request, self._queue
         try:
-            answer, cost = self._judge(waiting)
+            answer, cost = self._judge(waiting, is_first=is_first)
         except Exception as error:  # policy and order may be plugins: the others go on, this one is retried
             queue.rest(waiting, now)
             queue.settle(waiting)
@@ -183,7 +185,8 @@ class Decisions:
         answer = judge(*asked)
         if isinstance(answer, Refusal) and self._places:
             run_s = [each.request.run_s for each in gang.waiting.values()]
-            with lifted(self._kept.passable(speaker, max(run_s) if all(run_s) else 0.0), cluster) as places:
+            ends_s = max(run_s) if all(run_s) else 0.0
+            with lifted(self._kept.passable(speaker, ends_s, is_first=only_least), cluster) as places:
                 again = judge(*asked) if places else answer
                 if not isinstance(again, Refusal):
                     self._assume(again)
@@ -222,7 +225,7 @@ class Decisions:
         self._models.began(chosen.request, choice.placement, now)
         return self._placed_by(chosen, choice.placement, cost, waiting)
 
-    def _judge(self, waiting: Waiting) -> tuple[Placement | Refusal, float]:
+    def _judge(self, waiting: Waiting, *, is_first: bool) -> tuple[Placement | Refusal, float]:
         """Decide, set the placement aside, and return the answer and its cost. Everything that may raise
         comes before the state changes."""
         self.last = waiting
@@ -233,7 +236,7 @@ class Decisions:
             if self._models:
                 answer = self._choice.spare(waiting, answer) or answer
             self._cache.assume(answer)
-        elif self._places and (places := self._kept.passable(waiting)):
+        elif self._places and (places := self._kept.passable(waiting, is_first=is_first)):
             with lifted(places, self._cache.cluster):
                 answer = decide(*asked)
                 if isinstance(answer, Placement):

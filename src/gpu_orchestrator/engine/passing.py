@@ -39,13 +39,14 @@ class Passing:
         """True if `offer` has something to do."""
         return bool(self._reservations.freed or self._left)
 
-    def passable(self, waiting: Waiting, run_s: float | None = None) -> list[Kept]:
-        """Return the places that do not keep this request out, and have something free by the numbers."""
+    def passable(self, waiting: Waiting, run_s: float | None = None, *, is_first: bool = False) -> list[Kept]:
+        """Return the places that do not keep this request out, and have something free by the numbers. Of one
+        that is decided before all others, the room may be a part of a place and something beside it."""
         run_s = waiting.request.run_s if run_s is None else run_s
         return [
             each
             for each in self._reservations.kept.values()
-            if self._passes(waiting, run_s, each) and self._has_room(waiting, each)
+            if self._passes(waiting, run_s, each) and (is_first or self._has_room(waiting, each))
         ]
 
     def _passes(self, waiting: Waiting, run_s: float, kept: Kept) -> bool:
@@ -76,8 +77,9 @@ class Passing:
         return is_in_between
 
     def offer(self) -> None:
-        """Have those decided, before all others, whom it may help that something became free in a place."""
-        reservations, first = self._reservations, self._parts.first
+        """Have those decided, before all others, whom it may help that something became free in a place; but
+        after those for whom room was made."""
+        reservations, first = self._reservations, list[str]()
         reservations.drop_done()
         if reservations.freed:
             self._offered.clear()
@@ -94,6 +96,7 @@ class Passing:
                     first.append(each.name)
             else:
                 self._offer_gang(each)
+        self._parts.first[:0] = first
         if len(others) == AT_ONCE and len(self._offered) < MOST_OFFERED:
             self._left = freed & reservations.nodes
 

@@ -221,3 +221,10 @@ async def test_room_in_a_queue_above_is_made_on_any_node(monkeypatch: pytest.Mon
     scene.coordinator.freed("uid-web-0")
     await scene.controller.check()
     assert engine.state_of("uid-ml-0") == "in flight"
+
+
+async def test_pod_in_no_queue_evicts_one_of_a_queue_by_its_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = QueueScene(monkeypatch)
+    scene.scene.world.pod(pod("high", gpus=1, priority=10, preemptionPolicy="PreemptLowerPriority"))
+    await scene.controller.check()
+    assert scene.scene.whys == ["evicted to make room for default/high, which has priority 10"]

@@ -251,7 +251,9 @@ class PreemptionController:
         ours, queues = self._coordinator.our_pods, self._coordinator.engine.queues
         held = {placement.key for each in victims for placement in each.placements}
         going = [ours[each] for each in sorted(held) if each in ours]
-        reclaimed = {each for each in held if queues.queue_of(each) not in ("", preemptor.queue)}
+        reclaimed = {
+            each for each in held if preemptor.queue and queues.queue_of(each) not in ("", preemptor.queue)
+        }
         self._nominated.keep(preemptor, rooms, tuple(held))
         asked_at, on = self._clock(), _listed({each.node for each in rooms})
         name = self._preemptors.name(preemptor)
