@@ -22,6 +22,7 @@ class ReservationRules:
     time counts for what is held under a key. `declared` is how a request declares its run time."""
 
     most: int = 0
+    only_passed: bool = False
     holds: int = 2
     hold_after_s: float = 300.0
     hold_s: float = 600.0
