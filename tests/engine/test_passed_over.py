@@ -35,17 +35,26 @@ def short(number: int) -> Request:
     return small(number, run_s=(60.0, TIMEOUT_S)[number % 5 == 0])
 
 
-def play(rules: ReservationRules, stream: Small, large: list[Request], workers: int = 1) -> Play:
+LOADS = {part: 6.5}
+"""How many come for each GPU and time of a task, where that is not 1.2."""
+
+
+def play(
+    rules: ReservationRules, stream: Small, large: list[Request], workers: int = 1, begun: int = 0
+) -> Play:
     """Let small ones come without a pause, a little more than the workers can do, and the large one once all
-    is busy."""
+    is busy. `begun` others of its owner each have a worker from the beginning."""
     found = Play(
         Random(1),
-        [node(f"w{each}", 8, memory_mib=80_000) for each in range(workers)],
+        [node(f"w{each}", 8, memory_mib=80_000) for each in range(workers + begun)],
         rules,
         order=FairBands(),
         explains=False,
     )
-    every_s = REAL_S / (workers * 8) / (6.5 if stream is part else 1.2)
+    for number in range(begun):
+        found.real_s[f"l{number}"] = UNTIL
+        found.at(0.0, RequestAdded(request(f"l{number}", 8, run_s=3600.0, tenant="one")))
+    every_s = REAL_S / (workers * 8) / LOADS.get(stream, 1.2)
     for number in range(int(UNTIL / every_s)):
         asked = stream(number)
         found.real_s[asked.key] = REAL_S * found.rng.uniform(0.5, 1.0)
@@ -89,3 +98,8 @@ def test_small_ones_pass_the_large_forever_unless_a_place_is_kept(
     begin = {on.began.get(each.key, UNTIL) for each in large}
     assert len(begin) == 1, "together"
     assert begin.pop() <= 3 * REAL_S + 100.0, "within a bound"
+
+
+def test_the_turn_of_one_that_was_passed_does_not_move_away() -> None:
+    """Its owner goes on having more than the others, who would have a turn before it again and again."""
+    assert play(ON, small, one(), begun=3).began["big"] <= 3 * REAL_S + 100.0

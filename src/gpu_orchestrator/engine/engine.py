@@ -201,14 +201,14 @@ class Engine:
 
     def deadline(self, now: float) -> float | None:
         """Return when to call again if nothing happens before; None if only an event can change anything."""
-        has_next = self._queue.has_next() or (self._reserves and self._passing.has_more)
-        if self._queue.is_behind or (not self._in_flight.is_full and has_next):
+        if self._queue.is_behind or (not self._in_flight.is_full and self._queue.has_next()):
             return now
         times = (
             self._queue.rested_at(),
             self._rechecks.next_at(),
             self._gangs.next_at(now),
             self._reservations.next_at(now) if self._reserves else None,
+            self._passing.next_at(now) if self._reserves and not self._in_flight.is_full else None,
         )
         known = [at for at in times if at is not None]
         return max(min(known), now) if known else None

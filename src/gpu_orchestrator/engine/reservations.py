@@ -15,12 +15,13 @@ from gpu_orchestrator.core.queues import Full
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.ends import Ends
 from gpu_orchestrator.engine.events import Action, Refuse
-from gpu_orchestrator.engine.gangs import to_decide
-from gpu_orchestrator.engine.kept import Kept, is_usable, lifted, name_of, open_gpus, rooms_of
+from gpu_orchestrator.engine.gangs import over_limit, to_decide
+from gpu_orchestrator.engine.kept import Kept, Open, is_usable, lifted, name_of, open_on, rooms_of
 from gpu_orchestrator.engine.parts import Parts
+from gpu_orchestrator.engine.passed import MOST_LOOKED_AT, Passed
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.reservation_rules import ReservationRules
-from gpu_orchestrator.engine.reservation_search import UNKNOWN, Asked, search, single
+from gpu_orchestrator.engine.reservation_search import UNKNOWN, Asked, is_room, search, single
 from gpu_orchestrator.engine.turns import Turn
 
 LOOK_EVERY_S, LOOK_SELDOM_S = 0.5, 5.0
@@ -60,7 +61,8 @@ class Reservations:
         self._looked_at, self._cost = -LOOK_SELDOM_S, 0
         self._changes = self._early = 0
         self._seen: tuple[int, int] = (0, 0)
-        self._open: tuple[int, dict[str, int]] = (-1, {})
+        self._open: tuple[int, dict[str, Open]] = (-1, {})
+        self._passed = Passed(parts)
 
     @property
     def are_on(self) -> bool:
@@ -76,6 +78,12 @@ class Reservations:
         return sum(len(each.rooms) for each in self.kept.values())
 
     # --- what happens --------------------------------------------------------------------------------------
+
+    def places(self, waiting: Waiting, placement: Placement) -> None:
+        """A request is placed; its flow is not charged for it yet."""
+        if self.rules.only_passed:
+            self._passed.begins(waiting, placement)
+        self.begins(waiting.request.key, waiting.request.run_s)
 
     def begins(self, key: str, run_s: float) -> None:
         """A request with this run time begins now."""
@@ -126,25 +134,37 @@ class Reservations:
         return self.kept.get(name_of(waiting))
 
     def turn(self, kept: Kept) -> Turn:
-        return self._queue.turn(kept.waiting)
+        return self.turn_of(kept.name, kept.waiting)
+
+    def turn_of(self, name: str, waiting: Waiting) -> Turn:
+        return self._passed.turn(name, waiting)
+
+    def comes_before(self, waiting: Waiting, kept: Kept) -> bool:
+        """Return True if the turn of a request comes before that of the owner of a place."""
+        owner = kept.waiting
+        if (waiting.lane, waiting.flow) == (owner.lane, owner.flow):
+            return (waiting.rank, waiting.number) < (owner.rank, owner.number)
+        return self.turn_of(name_of(waiting), waiting) < self.turn(kept)
 
     def in_turn(self) -> list[Kept]:
         return sorted(self.kept.values(), key=self.turn)
 
-    def open_gpus(self, kept: Kept) -> int:
-        """Return how many GPUs nobody holds on that node of the place which has most of them."""
+    def open_on(self, kept: Kept) -> Open:
+        """Return what nobody holds on the nodes of the place."""
         mark = self._cache.cluster.changed.mark
         if self._open[0] != mark:
             self._open = mark, {}
         known = self._open[1]
         if kept.name not in known:
-            known[kept.name] = open_gpus(kept, self._cache.cluster)
+            known[kept.name] = open_on(kept, self._cache.cluster)
         return known[kept.name]
 
     def _still_waits(self, kept: Kept) -> bool:
         """Return True if the owner waits for a place. One whose queue has no room waits for that."""
         request = kept.waiting.request
         if request.queue and isinstance(self._parts.quota.judge(request), Full):
+            return False
+        if self._is_full(kept.waiting):
             return False
         if kept.waiting.request.gang is None:
             return self._queue.get(kept.name) is kept.waiting
@@ -250,10 +270,11 @@ class Reservations:
     def _make(self, now: float, actions: list[Action]) -> None:
         """Make places for the first requests in turn that have none."""
         self._rests = {name: rest for name, rest in self._rests.items() if self._knows(name)}
-        for waiting in self._heads():
+        self._passed.keep_only(self._knows)
+        for waiting in self._heads(now):
             if self.own(waiting) is not None:
                 continue
-            rest = self._rests.get(name_of(waiting)) or Rest()
+            rest = self._rest_of(waiting)
             hold_at = max(waiting.since + self.rules.hold_after_s, rest.hold_at)
             may_hold = hold_at <= now and self._holds < self.rules.holds
             if hold_at > now:
@@ -270,8 +291,12 @@ class Reservations:
                 self._rests[name_of(waiting)] = rest
                 self._want(rest.look_at)
             else:
+                self._passed.came(found.name, self._queue.turn(waiting))
                 self._keep(found)
                 self._tell(found, found.words(self.rules), actions)
+
+    def _rest_of(self, waiting: Waiting) -> Rest:
+        return self._rests.get(name_of(waiting)) or Rest()
 
     def _knows(self, name: str) -> bool:
         return self._queue.get(name) is not None or self._gangs.named(name) is not None
@@ -283,20 +308,40 @@ class Reservations:
     def _make_room_before(self, waiting: Waiting) -> bool:
         """Drop the last place in turn, if its owner comes after this one."""
         last = self.in_turn()[-1]
-        if self.turn(last) <= self._queue.turn(waiting):
+        if self.turn(last) <= self.turn_of(name_of(waiting), waiting):
             return False
         self._drop(last)
         return True
 
-    def _heads(self) -> list[Waiting]:
+    def _heads(self, now: float) -> list[Waiting]:
         """Return what waits and could fit at some time, the first in turn first."""
+        is_wanted = self._passed.may_starve if self.rules.only_passed else _anything
+        most = MOST_LOOKED_AT if self.rules.only_passed else FIRST
         singles = [
             waiting
-            for waiting, refusal in islice(self._queue.parked_in_turn(), FIRST)
-            if _may_fit_later(waiting) and not refusal.never and not refusal.error
+            for waiting, refusal in islice(self._queue.parked_in_turn(), most)
+            if _may_fit_later(waiting)
+            and not refusal.never
+            and not refusal.error
+            and is_wanted(waiting.request.key, waiting)
         ]
-        gangs = [last for last in self._gangs.parked() if _may_fit_later(last)]
-        return sorted((*singles, *gangs), key=self._queue.turn)[:FIRST]
+        gangs = [
+            last
+            for last in self._gangs.parked()
+            if _may_fit_later(last) and not self._is_full(last) and is_wanted(name_of(last), last)
+        ]
+        heads = sorted((*singles, *gangs), key=lambda each: self.turn_of(name_of(each), each))
+        if self.rules.only_passed:
+            found = [(name_of(each), each) for each in heads if self._rest_of(each).look_at <= now]
+            heads = list(self._passed.starving(found, now))
+        return heads[:FIRST]
+
+    def _is_full(self, waiting: Waiting) -> bool:
+        """Return True if its flow may not hold as much more."""
+        if (gang := waiting.request.gang) is None:
+            return self._parts.fair_share.is_full(waiting.flow)
+        members = self._gangs.named(gang.name)
+        return members is None or over_limit(members, self._parts.fair_share, 0) is not None
 
     def _asked(self, waiting: Waiting) -> Asked | None:
         if (terms := waiting.request.gang) is None:
@@ -316,7 +361,7 @@ class Reservations:
         cluster, ends = self._cache.cluster, self.ends
         try:
             with lifted([but] if but else [], cluster):
-                found, cost = search(asked, cluster, ends, now, self._parts.rng, guesses=guesses)
+                found, cost = search(asked, cluster, ends, now, self._parts.rng, guesses=guesses, stays=self._stays)
         except Exception:  # a policy that breaks: its requests are refused with the words when it decides
             return None
         self._cost += cost + len(asked.members)
@@ -342,6 +387,10 @@ class Reservations:
             begins=self.rules.told(at),
         )
 
+    def _stays(self, key: str) -> bool:
+        """Return True for what no end frees: places that are kept, and models that are pinned."""
+        return is_room(key) or self._parts.models.stays(key)
+
     def _in_the_way(self, placements: tuple[Placement, ...], now: float) -> list[float]:
         """Return the known ends of those who hold devices of these places."""
         cluster, found = self._cache.cluster, dict[str, float]()
@@ -364,6 +413,10 @@ class Reservations:
         elif (members := self._gangs.named(gang.name)) is not None and members.refusal is not None:
             for each in members.waiting.values():
                 yield each.request, members.refusal
+
+
+def _anything(_name: str, _waiting: Waiting) -> bool:
+    return True
 
 
 def _may_fit_later(waiting: Waiting) -> bool:
