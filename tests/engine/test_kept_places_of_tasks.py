@@ -62,6 +62,25 @@ def test_task_that_was_not_passed_has_no_place() -> None:
         assert found.kept == {}, "all are alike"
 
 
+def test_task_whose_turn_has_not_come_has_no_place() -> None:
+    found = world()
+    fill(found)
+    for number in range(5):
+        found.ask(f"before{number}", 1, run_s=300.0, tenant="many")
+    found.ask("big", 2, run_s=600.0, tenant="many")
+    for _ in range(5):
+        end_one(found)
+        found.ask(f"after{found.now}", 1, run_s=300.0, tenant="many")
+        found.wait(6.0)
+        assert found.kept == {}
+    assert "before4" in found.running
+    end_one(found)
+    found.wait(6.0)
+    end_one(found)
+    found.wait(6.0)
+    assert "big" in {*found.kept, *found.running}
+
+
 def test_task_that_small_ones_pass_elsewhere_has_no_place() -> None:
     """Others begin on a worker that does not suit it: it loses nothing."""
     found = world()
@@ -173,14 +192,17 @@ def test_task_that_names_a_model_is_let_in_if_it_ends_before() -> None:
 
 
 def test_what_a_pinned_model_holds_is_no_place() -> None:
+    """The task on it ends, and then the model stays."""
     found = world(workers=2)
-    pinned = Copy("m", (0,), 10_000, load_s=1.0, loaded_at=-100.0, pinned=True)
-    found.tell(CopiesObserved("w0", (pinned,)))
+    found.tell(CopiesObserved("w0", (Copy("m", (0,), MIB, load_s=1.0, loaded_at=-100.0, pinned=True),)))
+    assert model(found, "on-the-pinned", run_s=20.0)
+    assert found.running["on-the-pinned"].node == "w0"
     for number in range(3):
-        assert found.ask(f"first{number}", 1, run_s=(10.0, 300.0, 300.0)[number], tenant="many")
+        assert found.ask(f"first{number}", 1, run_s=300.0, tenant="many")
     found.ask("big", 2, run_s=600.0, tenant="one")
-    for number in range(3):
-        found.end(f"first{number}", after_s=1.0)
-        found.ask(f"next{number}", 1, run_s=300.0, tenant="many")
-        found.wait(6.0)
+    firsts = [each for each in found.running.items() if each[0].startswith("first")]
+    for key, where in firsts:
+        found.end(key, after_s=1.0)
+        found.ask(f"next-{key}", 1, run_s=10.0 if where.node == "w0" else 300.0, tenant="many")
+        found.wait(2.0)
     assert found.kept["big"][1] == {"w1"}

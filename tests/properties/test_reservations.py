@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gpu_orchestrator.core.node import node
 from gpu_orchestrator.core.request import GangTerms
 from gpu_orchestrator.engine.events import RequestAdded
+from gpu_orchestrator.engine.order import FairBands
 from gpu_orchestrator.engine.reservation_rules import ReservationRules
 from tests.support.builders import request
 from tests.support.virtual_play import Play
@@ -78,3 +79,33 @@ def test_no_stream_of_small_ones_starves_a_large_one(seed: int, nodes: int, run_
     play.at(run_s, RequestAdded(request("b0", GPUS)))
     play.run(until)
     assert "b0" in play.began
+
+
+@given(SEEDS, st.integers(1, 3), st.sampled_from((1, 2, 3)), st.booleans(), st.booleans())
+def test_small_tasks_pass_a_large_one_or_a_gang_for_a_bounded_time(
+    seed: int, nodes: int, members: int, is_shared: bool, has_small_ones: bool
+) -> None:
+    """In the order of the cluster manager. The owner of the large one may have small ones as well."""
+    rng, timeout_s = Random(seed), 60.0
+    workers = [node(name, GPUS, memory_mib=80_000) for name in NAMES[:nodes]]
+    rules = ReservationRules(most=2, holds=1, only_passed=True)
+    play = Play(rng, workers, rules, order=FairBands(), explains=False)
+    parts = 4 if is_shared else 1
+    kind: dict[str, Any] = {"shared": True, "memory_mib": 20_000} if is_shared else {}
+    owners = ("many", "one") if has_small_ones else ("many",)
+    now, number, until = 0.0, 0, 400.0
+    while now < until:
+        key, declared_s = f"s{number}", rng.choice((5.0, 20.0, timeout_s))
+        play.real_s[key] = declared_s * rng.uniform(0.2, 1.0)
+        owner = rng.choice(owners)
+        play.at(now, RequestAdded(request(key, 1, run_s=declared_s, tenant=owner, **kind)))
+        now, number = now + 17.0 / (nodes * GPUS * parts), number + 1
+    terms = GangTerms("g", nodes * members) if members > 1 else None
+    keys = [f"b{each}" for each in range(terms.least if terms else 1)]
+    play.real_s |= dict.fromkeys(keys, 10.0)
+    gpus = GPUS // members
+    play.at(50.0, *(RequestAdded(request(each, gpus, tenant="one", run_s=90.0, gang=terms)) for each in keys))
+    play.run(until)
+    began = {play.began.get(each, until) for each in keys}
+    assert len(began) == 1, "all or none"
+    assert began.pop() < until
