@@ -29,6 +29,7 @@ from gpu_orchestrator.apps.manager.access.keys import Keys
 from gpu_orchestrator.apps.manager.access.quotas import Quotas
 from gpu_orchestrator.apps.manager.access.rate_limiter import RateLimiter
 from gpu_orchestrator.apps.manager.autoscale.scaler import Scaler, ScalerDeps
+from gpu_orchestrator.apps.manager.dispatch import reserving
 from gpu_orchestrator.apps.manager.dispatch.deps import DispatcherDeps
 from gpu_orchestrator.apps.manager.dispatch.leader import Leader, StoreClock
 from gpu_orchestrator.apps.manager.dispatch.reaper import Reaper
@@ -306,6 +307,7 @@ class Manager:
             self.settings.model_preload,
             lambda worker, message: self.sessions.send(worker.hello.name, worker.api, message, worker.epoch),
             self.service_times,
+            reserving.rules(self.settings, clock.now),
         )
 
     def _deliver_filled(self, worker: WorkerState, assign: session.Assign) -> None:

@@ -98,6 +98,7 @@ class Dispatcher:
             max_rows=ROWS,
             explains=False,
             models=deps.rules,
+            reservations=deps.reservations,
         )
         self._gangs = GangAssignment(deps, self.engine, self._assigner)
         self._intake = Intake(deps, self.engine, self.tasks)
