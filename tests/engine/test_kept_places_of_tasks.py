@@ -100,6 +100,15 @@ def test_who_was_passed_is_told_of_its_place_and_others_of_no_names() -> None:
     assert "big" in found.running
 
 
+def test_engine_rests_when_all_of_a_place_is_freed_in_one_moment() -> None:
+    """Those whom it was to be offered to next are not looked for once its owner has begun."""
+    found = passed()
+    found.ask("small", 1, run_s=300.0, tenant="many")
+    found.end(next(iter(found.running)), after_s=1.0)
+    found.end(next(iter(found.running)))
+    assert list(found.running) == ["big"]
+
+
 def test_cancelled_task_leaves_its_place_to_others() -> None:
     found = passed()
     end_one(found)

@@ -49,7 +49,8 @@ class Passing:
         """Return when `offer` has something to do; None if only an event can change that."""
         if self._reservations.freed:
             return now
-        return max(self._look_at, now) if self._left else None
+        left = bool(self.places) and not self._left.isdisjoint(self._reservations.nodes)
+        return max(self._look_at, now) if left else None
 
     def passable(self, waiting: Waiting, run_s: float | None = None) -> list[Kept]:
         """Return the places that do not keep this request out, and have something free by the numbers."""
