@@ -107,6 +107,7 @@ def test_engine_rests_when_all_of_a_place_is_freed_in_one_moment() -> None:
     found.end(next(iter(found.running)), after_s=1.0)
     found.end(next(iter(found.running)))
     assert list(found.running) == ["big"]
+    found.wait(1.0)
 
 
 def test_cancelled_task_leaves_its_place_to_others() -> None:
