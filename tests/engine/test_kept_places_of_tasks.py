@@ -1,5 +1,5 @@
-"""Places that are kept with the cluster manager's order: for tasks alone that were passed, beside tasks that name
-models, and not for owners at their limit."""
+"""Places that are kept with the cluster manager's order: for tasks alone that were passed, beside tasks that
+name models, and not for owners at their limit."""
 
 from typing import Any
 
@@ -7,7 +7,13 @@ import pytest
 
 from gpu_orchestrator.core.copies import Copy
 from gpu_orchestrator.core.request import GangTerms
-from gpu_orchestrator.engine.events import CopiesObserved, LimitChanged, NodeRemoved, NodeUpdated, RequestAdded
+from gpu_orchestrator.engine.events import (
+    CopiesObserved,
+    LimitChanged,
+    NodeRemoved,
+    NodeUpdated,
+    RequestAdded,
+)
 from gpu_orchestrator.engine.order import FairBands
 from gpu_orchestrator.engine.reservation_rules import ReservationRules
 from tests.support.builders import node, request

@@ -35,7 +35,7 @@ def short(number: int) -> Request:
     return small(number, run_s=(60.0, TIMEOUT_S)[number % 5 == 0])
 
 
-LOADS = {part: 6.5}
+LOADS: dict[Small, float] = {part: 6.5}
 """How many come for each GPU and time of a task, where that is not 1.2."""
 
 

@@ -10,6 +10,7 @@ from gpu_orchestrator.engine.reservation_rules import OFF, ReservationRules
 from tests.support.builders import node, request, whole
 from tests.support.kept_world import World
 
+
 def half_full(**rules: Any) -> World:
     """Return one node of which five GPUs are held for 100 s and three are free, and another that is full and
     says nothing."""

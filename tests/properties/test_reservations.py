@@ -21,8 +21,8 @@ SEEDS = st.integers(0, 10**6)
 
 
 class Promises(Play):
-    """`promised` has the first moment that was promised to a request or gang while it was the first of all that
-    waited: those before it in turn may take its place."""
+    """`promised` has the first moment that was promised to a request or gang while it was the first of all
+    that waited: those before it in turn may take its place."""
 
     def __init__(self, rng: Random, nodes: int, **rules: Any) -> None:
         self.promised, self.arrived = dict[str, float](), dict[str, int]()

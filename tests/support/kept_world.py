@@ -1,4 +1,5 @@
-"""An engine that keeps places, and whose decisions are carried out at once. Time passes only if the test says so."""
+"""An engine that keeps places, and whose decisions are carried out at once. Time passes only if the test says
+so."""
 
 import random
 from typing import Any

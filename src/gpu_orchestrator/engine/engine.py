@@ -208,7 +208,7 @@ class Engine:
             self._rechecks.next_at(),
             self._gangs.next_at(now),
             self._reservations.next_at(now) if self._reserves else None,
-            self._passing.next_at(now) if self._reserves and not self._in_flight.is_full else None,
+            self._passing.next_at(now) if self._places and not self._in_flight.is_full else None,
         )
         known = [at for at in times if at is not None]
         return max(min(known), now) if known else None

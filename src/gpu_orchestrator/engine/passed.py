@@ -23,10 +23,10 @@ from gpu_orchestrator.engine.turns import Turn
 
 WATCHED = 32
 """How many are watched at once, the first in turn."""
-MOST_LOOKED_AT = 1024
-"""How many lines are looked through for them."""
 NODES = 8
 """Of each, how many nodes are noted on which later ones began."""
+PATIENCE_S = 2.0
+"""For how long one is watched at least: where thousands begin in a second, the next one may be for it."""
 MEMORY_S = 60.0
 """For how long at least it is remembered how little began."""
 
@@ -36,6 +36,7 @@ class _Watched:
     """`turn` is the one that this had when a later one first began, on one of these `nodes`."""
 
     waiting: Waiting
+    since: float
     turn: Turn | None = None
     nodes: set[str] = field(default_factory=set)
 
@@ -63,6 +64,8 @@ class Passed:
         """The earliest start of these by lane and flow."""
         self._watched: dict[str, _Watched] = {}
         self._least, self._before, self._since = _Least(), _Least(), 0.0
+        self._last: Shape | None = None
+        """The shape that was noted last."""
 
     def turn(self, name: str, waiting: Waiting) -> Turn:
         """Return the turn of a request. Once it has come it stays, however much the flow has afterwards: or
@@ -89,11 +92,12 @@ class Passed:
 
     def begins(self, waiting: Waiting, placement: Placement) -> None:
         """A request was placed; its flow is not charged for it yet."""
-        request = waiting.request
-        if not request.shape.gpus:
-            return
-        self._least.note(request.shape.gpus, gpus_of(request))
-        if not self._watched:
+        shape = waiting.request.shape
+        if shape is not self._last:  # mostly it is
+            self._last = shape
+            if shape.gpus:
+                self._least.note(shape.gpus, gpus_of(waiting.request))
+        if not self._watched or not shape.gpus:
             return
         turn: Turn | None = None
         for each in self._watched.values():
@@ -112,18 +116,25 @@ class Passed:
     def starving(self, parked: Iterable[tuple[str, Waiting]], now: float) -> Iterator[Waiting]:
         """Yield those of these, by name and in turn, that were passed since they wait; watch the others."""
         if now - self._since >= MEMORY_S:
-            self._before, self._least, self._since = self._least, _Least(), now
+            self._before, self._least, self._since, self._last = self._least, _Least(), now, None
         before, self._watched = self._watched, {}
         for name, waiting in parked:
             if name in self._turns:
                 yield waiting
             elif len(self._watched) < WATCHED:
                 known = before.get(name)
-                if known is not None and known.waiting is waiting and self._is_passed(known):
+                if known is None or known.waiting is not waiting:
+                    known = _Watched(waiting, now)
+                if now >= known.since + PATIENCE_S and self._is_passed(known):
                     self.came(name, known.turn or self._parts.queue.turn(waiting))
                     yield waiting
                 else:
-                    self._watched[name] = _Watched(waiting)
+                    self._watched[name] = known
+
+    @property
+    def next_at(self) -> float | None:
+        """Return when to look whether one that is watched was passed; None if none may have been."""
+        return min((each.since + PATIENCE_S for each in self._watched.values() if each.nodes), default=None)
 
     def _is_large(self, request: Request, name: str) -> bool:
         gpus, amount = request.shape.gpus, gpus_of(request)
@@ -133,9 +144,10 @@ class Passed:
         return gpus > fewest or amount > min(self._least.amount, self._before.amount)
 
     def _is_passed(self, watched: _Watched) -> bool:
-        """Return True if one of the nodes suits it."""
+        """Return True if one of the nodes suits it; else forget them, and look at those that come next."""
         cluster = self._parts.cache.cluster
         rows = [cluster.row(node) for node in watched.nodes if node in cluster]
+        watched.nodes.clear()
         return bool(rows) and _suits_any(watched.waiting.request.shape, cluster, rows)
 
 

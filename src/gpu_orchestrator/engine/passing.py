@@ -46,11 +46,11 @@ class Passing:
         self._reservations.places(waiting, placement)
 
     def next_at(self, now: float) -> float | None:
-        """Return when `offer` has something to do; None if only an event can change that."""
+        """Return when `offer` has something to do, while a place is kept; None if only an event can change
+        that."""
         if self._reservations.freed:
             return now
-        left = bool(self.places) and not self._left.isdisjoint(self._reservations.nodes)
-        return max(self._look_at, now) if left else None
+        return max(self._look_at, now) if self._left else None
 
     def passable(self, waiting: Waiting, run_s: float | None = None) -> list[Kept]:
         """Return the places that do not keep this request out, and have something free by the numbers."""

@@ -180,7 +180,7 @@ class _Devices:
 
     @property
     def room(self) -> int:
-        """Return how many of these devices could be taken, a device counted as often as it could be shared."""
+        """Return how many of these devices could be taken; one counts as often as it could be shared."""
         return sum(map(self._times, range(len(self._usable))))
 
     def _fits(self, at: int) -> bool:

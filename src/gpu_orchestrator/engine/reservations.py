@@ -7,18 +7,18 @@ time, so it is rationed. Used by the engine; `passing.py` lets others in.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import replace
 
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.queues import Full
 from gpu_orchestrator.core.request import Request
+from gpu_orchestrator.engine.candidates import Candidates, Rest
 from gpu_orchestrator.engine.ends import Ends
 from gpu_orchestrator.engine.events import Action, Refuse
-from gpu_orchestrator.engine.gangs import over_limit, to_decide
+from gpu_orchestrator.engine.gangs import to_decide
 from gpu_orchestrator.engine.kept import Kept, Open, is_usable, lifted, name_of, open_on, rooms_of
 from gpu_orchestrator.engine.parts import Parts
-from gpu_orchestrator.engine.passed import MOST_LOOKED_AT, Passed
+from gpu_orchestrator.engine.passed import Passed
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.reservation_rules import ReservationRules
 from gpu_orchestrator.engine.reservation_search import UNKNOWN, Asked, is_room, search, single
@@ -35,17 +35,6 @@ LATE_S = 5.0
 """How long after its moment a place is looked for again, if somebody there has not ended."""
 AGAIN_S = 30.0
 """How long a request rests for which no place was found."""
-FIRST = 32
-"""How many waiting requests are looked at, the first in turn."""
-
-
-@dataclass(slots=True)
-class Rest:
-    """When a request may have a hold again, and be looked for again; how long its last hold lasted."""
-
-    hold_at: float = 0.0
-    look_at: float = 0.0
-    lasted_s: float = 0.0
 
 
 class Reservations:
@@ -63,6 +52,7 @@ class Reservations:
         self._seen: tuple[int, int] = (0, 0)
         self._open: tuple[int, dict[str, Open]] = (-1, {})
         self._passed = Passed(parts)
+        self._candidates = Candidates(parts, self._passed if rules.only_passed else None)
 
     @property
     def are_on(self) -> bool:
@@ -164,7 +154,7 @@ class Reservations:
         request = kept.waiting.request
         if request.queue and isinstance(self._parts.quota.judge(request), Full):
             return False
-        if self._is_full(kept.waiting):
+        if self._candidates.is_full(kept.waiting):
             return False
         if kept.waiting.request.gang is None:
             return self._queue.get(kept.name) is kept.waiting
@@ -214,12 +204,12 @@ class Reservations:
     def tend(self, now: float, actions: list[Action]) -> None:
         """Drop, move and make places, as far as it is time for that."""
         waiting = len(self._queue) + self._gangs.size
+        if not waiting and not self.kept:
+            self._wanted_at = None
+            return
         if self.kept:
             self.drop_done()
             self._expire(now, actions)
-        elif not waiting:
-            self._wanted_at = None
-            return
         state = self._changes, waiting
         if state != self._seen:
             self._want(now)
@@ -271,7 +261,10 @@ class Reservations:
         """Make places for the first requests in turn that have none."""
         self._rests = {name: rest for name, rest in self._rests.items() if self._knows(name)}
         self._passed.keep_only(self._knows)
-        for waiting in self._heads(now):
+        heads = self._candidates.first(now, lambda each: self._rest_of(each).look_at <= now)
+        if (at := self._passed.next_at) is not None:
+            self._want(at)
+        for waiting in heads:
             if self.own(waiting) is not None:
                 continue
             rest = self._rest_of(waiting)
@@ -313,36 +306,6 @@ class Reservations:
         self._drop(last)
         return True
 
-    def _heads(self, now: float) -> list[Waiting]:
-        """Return what waits and could fit at some time, the first in turn first."""
-        is_wanted = self._passed.may_starve if self.rules.only_passed else _anything
-        most = MOST_LOOKED_AT if self.rules.only_passed else FIRST
-        singles = [
-            waiting
-            for waiting, refusal in islice(self._queue.parked_in_turn(), most)
-            if _may_fit_later(waiting)
-            and not refusal.never
-            and not refusal.error
-            and is_wanted(waiting.request.key, waiting)
-        ]
-        gangs = [
-            last
-            for last in self._gangs.parked()
-            if _may_fit_later(last) and not self._is_full(last) and is_wanted(name_of(last), last)
-        ]
-        heads = sorted((*singles, *gangs), key=lambda each: self.turn_of(name_of(each), each))
-        if self.rules.only_passed:
-            found = [(name_of(each), each) for each in heads if self._rest_of(each).look_at <= now]
-            heads = list(self._passed.starving(found, now))
-        return heads[:FIRST]
-
-    def _is_full(self, waiting: Waiting) -> bool:
-        """Return True if its flow may not hold as much more."""
-        if (gang := waiting.request.gang) is None:
-            return self._parts.fair_share.is_full(waiting.flow)
-        members = self._gangs.named(gang.name)
-        return members is None or over_limit(members, self._parts.fair_share, 0) is not None
-
     def _asked(self, waiting: Waiting) -> Asked | None:
         if (terms := waiting.request.gang) is None:
             return single(waiting)
@@ -361,7 +324,9 @@ class Reservations:
         cluster, ends = self._cache.cluster, self.ends
         try:
             with lifted([but] if but else [], cluster):
-                found, cost = search(asked, cluster, ends, now, self._parts.rng, guesses=guesses, stays=self._stays)
+                found, cost = search(
+                    asked, cluster, ends, now, self._parts.rng, guesses=guesses, stays=self._stays
+                )
         except Exception:  # a policy that breaks: its requests are refused with the words when it decides
             return None
         self._cost += cost + len(asked.members)
@@ -413,11 +378,3 @@ class Reservations:
         elif (members := self._gangs.named(gang.name)) is not None and members.refusal is not None:
             for each in members.waiting.values():
                 yield each.request, members.refusal
-
-
-def _anything(_name: str, _waiting: Waiting) -> bool:
-    return True
-
-
-def _may_fit_later(waiting: Waiting) -> bool:
-    return waiting.request.shape.gpus > 0 and not waiting.request.shape.model

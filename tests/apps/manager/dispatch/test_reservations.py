@@ -61,6 +61,12 @@ async def submit(site: Site, what: str) -> str:
     return str(answer["task_id"])
 
 
+async def explained(site: Site, name: str) -> str:
+    status, answer = await site.call("GET", f"/tasks/{name}/explain")
+    assert status == 200, answer
+    return str(answer["reason"])
+
+
 @pytest.mark.parametrize("what", list(LARGE))
 async def test_small_tasks_pass_it_forever_without_reservations(new_site: NewSite, what: str) -> None:
     site: Site = await new_site(reservations=0)
@@ -81,7 +87,14 @@ async def test_place_is_kept_for_what_small_tasks_pass(new_site: NewSite, what: 
     async with asyncio.timeout(PATIENCE_S):
         while await stream.step():
             pass
-    assert (await site.task(large))["status"] == "queued"
+    waits = await site.task(large)
+    assert waits["status"] == "queued"
+    assert "on w is kept: it begins by " in waits["reason"]
+    assert "on w is kept: it begins by " in await explained(site, large)
+    told = await explained(site, await site.submit(resources=ONE))
+    assert (
+        f"the place on w that would take it is kept for {large.removesuffix('-0')}, which begins by " in told
+    )
     await stream.worker.finish(stream.running.pop())
     begun = {(await stream.worker.take()).task for _ in range(2 if what == "gang" else 1)}
     assert large in begun

@@ -78,9 +78,7 @@ class Intake:
             self.enqueue(item.id)
         else:
             terms = gang_terms(item.id, spec)
-            asked = Request(
-                item.id, shape, spec.priority, spec.tenant, gang=terms, run_s=spec.timeout_s
-            )
+            asked = Request(item.id, shape, spec.priority, spec.tenant, gang=terms, run_s=spec.timeout_s)
             self.pending.append(events.RequestAdded(asked, since_s))
 
     def active(self, each: UnfinishedTask) -> None:

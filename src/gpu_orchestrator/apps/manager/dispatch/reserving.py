@@ -19,7 +19,6 @@ def rules(settings: Settings, now: Callable[[], float]) -> ReservationRules:
         hold_after_s=settings.reserve_after,
         hold_s=settings.hold_time,
         told=lambda moment: told(moment, now()),
-        declared="timeout of less than a day",
         only_passed=True,
     )
 
