@@ -1,5 +1,5 @@
-"""Who may have a place: of what waits, the first in turn, or the first of those that later ones pass. Used by
-`Reservations`."""
+"""Choose which requests may have a place: the first in turn, or the first of those that later ones pass. Used
+by `Reservations`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,11 +37,12 @@ class Candidates:
         """Return those that could fit at some time, the first in turn first. Of those that may be passed, the
         ones that rest do not stand before others."""
         if (passed := self._passed) is None:
-            return sorted(self._that_may_fit(FIRST), key=self._parts.queue.turn)[:FIRST]
+            heads = sorted(self._that_may_fit(FIRST), key=self._parts.queue.turn)
+            return [each for each in heads[:FIRST] if not self.is_full(each)]
         found = [
             (name_of(each), each)
             for each in self._that_may_fit(MOST_LOOKED_AT)
-            if passed.may_starve(name_of(each), each) and is_rested(each)
+            if passed.may_starve(name_of(each), each) and is_rested(each) and not self.is_full(each)
         ]
         found.sort(key=lambda each: passed.turn(*each))
         return list(passed.starving(found, now))[:FIRST]
@@ -59,10 +60,7 @@ class Candidates:
             for waiting, refusal in islice(self._parts.queue.parked_in_turn(), most)
             if _may_fit_later(waiting, refusal)
         ]
-        gangs = [
-            each for each in self._parts.gangs.parked() if _may_fit_later(each) and not self.is_full(each)
-        ]
-        return [*singles, *gangs]
+        return [*singles, *(each for each in self._parts.gangs.parked() if _may_fit_later(each))]
 
 
 def _may_fit_later(waiting: Waiting, refusal: Refusal | None = None) -> bool:

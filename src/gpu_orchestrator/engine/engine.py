@@ -91,7 +91,7 @@ class Engine:
         self._reservations = Reservations(self._parts, reservations)
         self._passing = Passing(self._parts, self._reservations)
         self._reserves, self._places = self._reservations.are_on, self._reservations.kept
-        self._intake = Intake(self._parts, self._reservations, self._passing)
+        self._intake = Intake(self._parts, self._reservations, self._passing, explains=explains)
         bounds = Bounds(max_decisions, max_rows, explains)
         self._decisions = Decisions(self._parts, self._choice, bounds, self._passing)
 

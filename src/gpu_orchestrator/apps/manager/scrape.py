@@ -66,8 +66,8 @@ class Scrape:
         waiting = [([str(priority)], float(count)) for priority, count in depth.waiting.items()]
         yield gauge("queue_depth", waiting)
         places = [each.is_hold for each in dispatcher.kept_places()]
-        kinds = (("reserved", False), ("hold", True))
-        yield gauge("kept_places", [([kind], float(places.count(is_hold))) for kind, is_hold in kinds])
+        held = float(sum(places))
+        yield gauge("kept_places", [(["reserved"], len(places) - held), (["hold"], held)])
         for name, counted in (
             ("owner_tasks_queued", depth.waiting_of),
             ("owner_tasks_running", depth.running_of),

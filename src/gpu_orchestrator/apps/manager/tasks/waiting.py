@@ -35,12 +35,13 @@ async def nothing_is_kept() -> Sequence[KeptPlace]:
 class Judged:
     """What was found out in one second: refusals by shape, None if one fits, and why owners are held back,
     empty if they are not, and what tasks of
-    models wait for."""
+    models wait for; the places that are kept."""
 
     since: float = NEVER
     refusals: dict[Shape, Refusal | None] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)
     models: dict[str, str] = field(default_factory=dict)
+    places: Sequence[KeptPlace] = ()
 
 
 class Waiting:
@@ -73,12 +74,14 @@ class Waiting:
         positions = await self._stored.positions(list(queued))
         judged, requests = await self._judge(queued)
         waits = {name: self._wait(requests[name], judged, positions.get(name)) for name in queued}
-        places = await self._places()
-        return {name: _with_place(name, _of_gang(queued[name], wait), places) for name, wait in waits.items()}
+        return {
+            name: _with_place(name, _of_gang(queued[name], wait), judged.places)
+            for name, wait in waits.items()
+        }
 
     async def _judge(self, queued: Mapping[str, Row]) -> tuple[Judged, dict[str, Request]]:
         if monotonic() - self._judged.since > FRESH_S:
-            self._judged = Judged(monotonic())
+            self._judged = Judged(monotonic(), places=await self._places())
         judged = self._judged
         requests = {name: self._request(name, row) for name, row in queued.items()}
         await self._judge_owners(judged.owners, {each.tenant for each in requests.values()})
