@@ -44,8 +44,10 @@ class Candidates:
             for each in self._that_may_fit(MOST_LOOKED_AT)
             if passed.may_starve(name_of(each), each) and is_rested(each) and not self.is_full(each)
         ]
-        found.sort(key=lambda each: passed.turn(*each))
-        return list(passed.starving(found, now))[:FIRST]
+        if self._parts.gangs.size:
+            found.sort(key=lambda each: passed.turn(*each))
+        starving = passed.starving(found, now)
+        return sorted(starving, key=lambda each: passed.turn(name_of(each), each))[:FIRST]
 
     def is_full(self, waiting: Waiting) -> bool:
         """Return True if its flow may not hold as much more."""

@@ -23,8 +23,9 @@ from gpu_orchestrator.engine.turns import Turn
 
 WATCHED = 32
 """How many are watched at once, the first in turn."""
-NODES = 8
-"""Of each, how many nodes are noted on which later ones began."""
+COMPARES = 256
+"""How often others that begin are compared with them from one look to the next: where thousands begin in a
+second, a few of them show who is passed."""
 PATIENCE_S = 2.0
 """For how long one is watched at least: where thousands begin in a second, the next one may be for it."""
 MEMORY_S = 60.0
@@ -64,6 +65,8 @@ class Passed:
         """The earliest start of these by lane and flow."""
         self._watched: dict[str, _Watched] = {}
         self._least, self._before, self._since = _Least(), _Least(), 0.0
+        self._compares = 0
+        """How often others may still be compared with those that are watched, until the next look."""
         self._last: Shape | None = None
         """The shape that was noted last."""
 
@@ -97,16 +100,16 @@ class Passed:
             self._last = shape
             if shape.gpus:
                 self._least.note(shape.gpus, gpus_of(waiting.request))
-        if not self._watched or not shape.gpus:
-            return
-        turn: Turn | None = None
+        if self._compares > 0 and shape.gpus:
+            self._compare(waiting, placement.node)
+
+    def _compare(self, waiting: Waiting, node: str) -> None:
+        turn = self._parts.queue.turn(waiting)
+        self._compares -= len(self._watched)
         for each in self._watched.values():
-            if len(each.nodes) >= NODES:
-                continue
-            turn = turn or self._parts.queue.turn(waiting)
             own = self._parts.queue.turn(each.waiting)
             if own < turn:
-                each.nodes.add(placement.node)
+                each.nodes.add(node)
                 each.turn = each.turn or own
 
     def may_starve(self, name: str, waiting: Waiting) -> bool:
@@ -130,6 +133,7 @@ class Passed:
                     yield waiting
                 else:
                     self._watched[name] = known
+        self._compares = COMPARES if self._watched else 0
 
     @property
     def next_at(self) -> float | None:

@@ -73,7 +73,8 @@ class Reservations:
         """A request is placed; its flow is not charged for it yet."""
         if self.rules.only_passed:
             self._passed.begins(waiting, placement)
-        self.begins(waiting.request.key, waiting.request.run_s)
+        if waiting.request.run_s:
+            self.begins(waiting.request.key, waiting.request.run_s)
 
     def begins(self, key: str, run_s: float) -> None:
         """A request with this run time begins now."""
@@ -183,8 +184,8 @@ class Reservations:
 
     def next_at(self, now: float) -> float | None:
         """Return when `tend` has something to do; None if only an event can change that."""
-        if not self.kept and self._wanted_at is None:
-            return None
+        if not self.kept:
+            return None if self._wanted_at is None else max(self._wanted_at, self._allowed_at, now)
         times = [each.expires if each.is_hold else each.at + LATE_S for each in self.kept.values()]
         if self._wanted_at is not None:
             times.append(self._wanted_at)
@@ -211,10 +212,12 @@ class Reservations:
             self.drop_done()
             self._expire(now, actions)
         state = self._changes, waiting
-        if state != self._seen:
-            self._want(now)
+        if (self._wanted_at is None or self._wanted_at > now) and state != self._seen:
+            self._wanted_at = now
+        if now < self._looked_at + LOOK_EVERY_S or now < self._allowed_at:
+            return
         late = any(now >= each.at + LATE_S for each in self.kept.values())
-        if now < self._allowed_at or not (late or (self._wanted_at is not None and self._wanted_at <= now)):
+        if not (late or (self._wanted_at is not None and self._wanted_at <= now)):
             return
         self._wanted_at, self._looked_at, self._cost, self._seen = None, now, 0, state
         self._move(now, actions)
