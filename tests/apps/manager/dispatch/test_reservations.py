@@ -98,3 +98,29 @@ async def test_place_is_kept_for_what_small_tasks_pass(new_site: NewSite, what: 
     await stream.worker.finish(stream.running.pop())
     begun = {(await stream.worker.take()).task for _ in range(2 if what == "gang" else 1)}
     assert large in begun
+
+
+async def test_every_server_tells_of_places_and_a_new_leader_keeps_them_again(new_site: NewSite) -> None:
+    first: Site = await new_site("one")
+    assert first.running.embedded is not None
+    second: Site = await new_site("two", redis_url=first.running.embedded.url)
+    stream = Stream(first, await first.join())
+    await stream.begin()
+    large = await submit(first, "task")
+    async with asyncio.timeout(PATIENCE_S):
+        while await stream.step():
+            pass
+        while "is kept: it begins by " not in await explained(second, large):  # noqa: ASYNC110 - over HTTP
+            await asyncio.sleep(0.05)
+    small = await first.submit(resources=ONE)
+    assert "the place on w that would take it is kept for" in await explained(second, small)
+    leader = first.running.manager.leader
+    leader._invalidate()
+    async with asyncio.timeout(PATIENCE_S):
+        while leader.dispatcher is None:
+            await asyncio.sleep(0.01)
+        stream.running.append(await stream.worker.take())  # the other GPU is kept for nobody now
+        while await stream.step():
+            pass
+    await stream.worker.finish(stream.running.pop())
+    assert (await stream.worker.take()).task == large
