@@ -15,7 +15,7 @@ from gpu_orchestrator.engine.reservations import Reservations
 
 AT_ONCE = 16
 """Requests that are offered a place in one go; the others of the same offer come in the next."""
-LOOKED_AT_PER_S, SORTED = 300_000, 8
+LOOKED_AT_PER_S, SORTED = 100_000, 8
 """The next look for others comes after as many seconds as it takes to look at all that wait at this rate; to
 sort those that may pass costs so much more. The manager has a hundred thousand that wait, and something
 becomes free a thousand times a second."""

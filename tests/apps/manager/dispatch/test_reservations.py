@@ -117,8 +117,7 @@ async def test_every_server_tells_of_places_and_a_new_leader_keeps_them_again(ne
     leader = first.running.manager.leader
     leader._invalidate()
     async with asyncio.timeout(PATIENCE_S):
-        while leader.dispatcher is None:
-            await asyncio.sleep(0.01)
+        await first.ready()
         stream.running.append(await stream.worker.take())  # the other GPU is kept for nobody now
         while await stream.step():
             pass
