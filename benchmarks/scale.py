@@ -9,7 +9,8 @@ election until the leader places tasks; the workers are up before and join after
 server's own time. Requests are timed until the response is read, without its decoding here. The first
 `GET /workers` reads all workers, later ones those that changed: `list_workers_ms` is the median of several,
 `first_list_ms` is the first.
-`completion_ms` is the engine alone, with 2,000 and 10,000 shapes.
+`completion_ms` is the engine alone, with 2,000 and 10,000 shapes; with `off` without reservations, and with
+`large` while a place is kept for a task of all GPUs of a worker.
 """
 
 import asyncio
@@ -38,6 +39,7 @@ from gpu_orchestrator.adapters.store.valkey.database import Database
 from gpu_orchestrator.adapters.store.valkey.embedded import embedded
 from gpu_orchestrator.api import task
 from gpu_orchestrator.api.task import TaskSpec
+from gpu_orchestrator.engine.reservation_rules import OFF
 from tests.support.fleet import Fleet, eventually
 
 BATCH, SLOTS, OWNERS = 500, 8, 20
@@ -220,6 +222,8 @@ def main(
     sizes = [Size(workers, int(each), shapes, per_process, seconds) for each in queued.split(",")]
     found = [asdict(asyncio.run(measure(size))) for size in sizes]
     engine = {f"completion_ms_{number}": round(completion_ms(number), 2) for number in (2000, shapes)}
+    engine["completion_ms_off"] = round(completion_ms(shapes, rules=OFF), 2)
+    engine["completion_ms_large"] = round(completion_ms(shapes, large=True), 2)
     rows = [[name, *(str(each[name]) for each in found), GOALS.get(name, "")] for name in found[0]]
     rows += [[name, *[str(value)] * len(found), GOALS.get(name, "")] for name, value in engine.items()]
     show(

@@ -6,8 +6,8 @@ from gpu_orchestrator.core.queue_terms import QueueTerms
 from gpu_orchestrator.core.request import GangTerms
 from gpu_orchestrator.engine.events import Event, NodeUpdated, QueueRemoved, QueueUpdated, RequestAdded
 from gpu_orchestrator.engine.reservation_rules import ReservationRules
-from tests.engine.test_reservations import World
 from tests.support.builders import node, request
+from tests.support.kept_world import World
 
 
 def limited(name: str, **gpus: int) -> QueueTerms:

@@ -8,8 +8,8 @@ from gpu_orchestrator.core.queue_terms import QueueTerms
 from gpu_orchestrator.core.request import GangTerms
 from gpu_orchestrator.engine.events import QueueRemoved, QueueUpdated, RequestAdded, RoomReady
 from gpu_orchestrator.engine.reservation_rules import OFF, ReservationRules
-from tests.engine.test_reservations import World
 from tests.support.builders import node, request
+from tests.support.kept_world import World
 
 RULES = ReservationRules(most=4, holds=1, hold_after_s=300.0, hold_s=600.0)
 

@@ -1,8 +1,8 @@
 """Places that are kept for those that wait long, beside rooms for those for whom others are evicted."""
 
 from gpu_orchestrator.engine.events import PlacementObserved, RoomReady, Tick
-from tests.engine.test_reservations import RULES, World
 from tests.support.builders import node, whole
+from tests.support.kept_world import RULES, World
 
 
 def kept_on(world: World) -> list[str]:

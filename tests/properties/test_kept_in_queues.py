@@ -12,7 +12,7 @@ from gpu_orchestrator.core.node import node
 from gpu_orchestrator.core.queue_terms import QueueTerms
 from gpu_orchestrator.core.request import GangTerms
 from gpu_orchestrator.engine.events import Event, NodeUpdated, QueueRemoved, QueueUpdated, RequestAdded
-from tests.properties.test_reservations import GPUS, Play
+from tests.properties.test_reservations import GPUS, Promises
 from tests.support import quota_oracle
 from tests.support.builders import request
 from tests.support.examples import cases
@@ -22,7 +22,7 @@ PARENTS = {"org": "", "ml": "org", "web": "org", "lab": ""}
 MODEL_OF = {"a": "H100", "b": "L4", "c": "H100"}
 
 
-class QueuePlay(Play):
+class QueuePlay(Promises):
     """Looks at every place that is kept, after every event."""
 
     def __init__(self, rng: Random, **rules: Any) -> None:

@@ -135,6 +135,10 @@ class Settings:
     model_max_wait: Annotated[float, Meta(ge=1, le=604_800)] = 60
     model_preload: bool = True
     model_min_loaded: Annotated[float, Meta(ge=0, le=86_400)] = 0
+    reservations: Annotated[int, Meta(ge=0, le=64)] = 4
+    holds: Annotated[int, Meta(ge=0, le=64)] = 2
+    reserve_after: Annotated[float, Meta(ge=1, le=604_800)] = 300
+    hold_time: Annotated[float, Meta(ge=1, le=86_400)] = 600
     auto_scale_enabled: bool = True
     auto_scale_provisioner: Literal["none", "local", "command", "kubernetes"] = "none"
     auto_scale_label: Annotated[str, Meta(description="a label of workers, such as autoscaled=true")] = (

@@ -32,7 +32,7 @@ class Bounds:
 class Decisions:
     def __init__(self, parts: Parts, choice: ModelChoice, bounds: Bounds, kept: Passing) -> None:
         self._parts, self._choice, self._bounds, self._kept = parts, choice, bounds, kept
-        self._places = kept.places
+        self._reserves, self._places = kept.are_on, kept.places
         self._order, self._cache, self._quota, self._fair_share = (
             parts.order,
             parts.cache,
@@ -62,7 +62,7 @@ class Decisions:
             if (refusal := self._no_room(waiting)) is not None:
                 actions.append(Refuse(waiting.request, refusal))
                 continue
-            model = "" if waiting.request.queue else waiting.request.shape.model
+            model = waiting.request.shape.model if _names_model(waiting) else ""
             if not (self._places and self._kept.passable(waiting)):
                 refusal = queue.join_parked(waiting, cluster)
                 if refusal is None and not (model and self._models.is_pinned(model)):
@@ -133,13 +133,15 @@ class Decisions:
     def _in_flight_with(self, waiting: Waiting, answer: Placement, cost: float) -> Place:
         key = waiting.request.key
         self._in_flight[key] = waiting
+        in_between = False
+        if self._reserves:
+            self._kept.begins(waiting, answer)
+            in_between = bool(self._places) and self._kept.enters(waiting, answer)
         self._fair_share.charge(waiting.flow, cost)
         self._queue.limits_changed(self._fair_share.take(key, waiting.flow, cost))
         if waiting.request.queue:
             self._quota.take(key, waiting.request.queue, answer)
-        if waiting.request.run_s:
-            self._kept.begins(key, waiting.request.run_s)
-        return Place(waiting.request, answer, bool(self._places) and self._kept.enters(waiting, answer))
+        return Place(waiting.request, answer, in_between)
 
     def _decide_gang(
         self, speaker: Waiting, now: float, actions: list[Action], *, has_room: bool = False
@@ -203,10 +205,7 @@ class Decisions:
         """Decide a request that names a model; another one, whose model is loaded, may go before it."""
         queue = self._queue
         try:
-            choice = self._choice.choose(waiting, now)
-            if isinstance(choice, Go):
-                cost = self._order.cost(choice.waiting.request)
-                self._cache.assume(choice.placement)
+            choice, cost = self._choose(waiting, now)
         except Exception as error:
             queue.rest(waiting, now)
             queue.settle(waiting)
@@ -225,6 +224,25 @@ class Decisions:
         self._models.began(chosen.request, choice.placement, now)
         return self._placed_by(chosen, choice.placement, cost, waiting)
 
+    def _choose(self, waiting: Waiting, now: float) -> tuple[Go | Stay, float]:
+        """Choose, set the placement aside, and return the choice and its cost. The places that do not keep
+        this request out count as free, unless it lets one go first that they keep out."""
+        places = self._kept.passable(waiting) if self._places else []
+        if places:
+            with lifted(places, self._cache.cluster):
+                choice = self._choice.choose(waiting, now)
+                if isinstance(choice, Stay) or self._kept.lets_in(choice.waiting, choice.placement, places):
+                    return choice, self._assumed(choice)
+        choice = self._choice.choose(waiting, now)
+        return choice, self._assumed(choice)
+
+    def _assumed(self, choice: Go | Stay) -> float:
+        if isinstance(choice, Stay):
+            return 0.0
+        cost = self._order.cost(choice.waiting.request)
+        self._cache.assume(choice.placement)
+        return cost
+
     def _judge(self, waiting: Waiting, *, is_first: bool) -> tuple[Placement | Refusal, float]:
         """Decide, set the placement aside, and return the answer and its cost. Everything that may raise
         comes before the state changes."""
@@ -242,3 +260,7 @@ class Decisions:
                 if isinstance(answer, Placement):
                     self._cache.assume(answer)
         return answer, cost
+
+
+def _names_model(waiting: Waiting) -> bool:
+    return bool(waiting.request.shape.model) and not waiting.request.queue

@@ -94,7 +94,7 @@ class Engine:
         self._quota_holds = QuotaHolds(self._parts, self._reservations)
         self._passing = Passing(self._parts, self._reservations)
         self._reserves, self._places = self._reservations.are_on, self._reservations.kept
-        self._intake = Intake(self._parts, self._reservations, self._passing)
+        self._intake = Intake(self._parts, self._reservations, self._passing, explains=explains)
         bounds = Bounds(max_decisions, max_rows, explains)
         self._decisions = Decisions(self._parts, self._choice, bounds, self._passing)
 
@@ -209,8 +209,7 @@ class Engine:
 
     def deadline(self, now: float) -> float | None:
         """Return when to call again if nothing happens before; None if only an event can change anything."""
-        has_next = self._queue.has_next() or (self._reserves and self._passing.has_more)
-        if self._queue.is_behind or (not self._in_flight.is_full and has_next):
+        if self._queue.is_behind or (not self._in_flight.is_full and self._queue.has_next()):
             return now
         times = (
             self._queue.rested_at(),
@@ -218,6 +217,7 @@ class Engine:
             self._gangs.next_at(now),
             self._reservations.next_at(now) if self._reserves else None,
             self._quota_holds.next_at(now) if self._reserves else None,
+            self._passing.next_at(now) if self._places and not self._in_flight.is_full else None,
         )
         known = [at for at in times if at is not None]
         return max(min(known), now) if known else None

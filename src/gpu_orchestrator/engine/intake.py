@@ -17,8 +17,11 @@ from gpu_orchestrator.engine.reservations import Reservations
 
 
 class Intake:
-    def __init__(self, parts: Parts, reservations: Reservations, passing: Passing) -> None:
+    def __init__(
+        self, parts: Parts, reservations: Reservations, passing: Passing, *, explains: bool = True
+    ) -> None:
         self._parts, self._reservations, self._passing = parts, reservations, passing
+        self._explains = explains
         self._reserves, self._places = reservations.are_on, reservations.kept
         self._order, self._cache, self._quota, self._fair_share = (
             parts.order,
@@ -123,7 +126,7 @@ class Intake:
         elif self._places and self._passing.passable(waiting):
             self._queue.push(waiting)
         elif (refusal := self._queue.add(waiting, self._cache.cluster)) is not None:
-            note = self._passing.note(waiting) if self._places else ""
+            note = self._passing.note(waiting) if self._places and self._explains else ""
             actions.append(Refuse(request, replace(refusal, kept=note) if note else refusal))
             model = request.shape.model
             if model and self._rechecks.are_enough(model, self._models.line.count(model)):

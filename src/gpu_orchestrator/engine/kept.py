@@ -6,12 +6,14 @@ to let somebody in, it is taken out of the cluster for that moment.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from gpu_orchestrator.core.answer import Placement
 from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.queues import Amounts
+from gpu_orchestrator.core.request import Shape
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.reservation_rules import ReservationRules
 from gpu_orchestrator.engine.reservation_search import ROOM
@@ -132,18 +134,33 @@ class lifted:  # noqa: N801 - reads as a verb: with lifted(places, cluster)
             self._cluster.account(room)
 
 
-def open_gpus(kept: Kept, cluster: Cluster) -> int:
-    """Return how many GPUs of its nodes nobody holds now, on that node which has most of them."""
-    devices: dict[str, list[int]] = {}
+class Open(NamedTuple):
+    """What others hold nothing of: how many whole GPUs of the node that has most of them, and how much memory
+    of the device that has most of it."""
+
+    gpus: int = 0
+    memory_mib: int = 0
+
+    def has_room(self, shape: Shape) -> bool:
+        return shape.whole_gpus <= self.gpus and (shape.exclusive or shape.memory_mib <= self.memory_mib)
+
+
+def open_on(kept: Kept, cluster: Cluster) -> Open:
+    """Return what is open now on the nodes of a place."""
+    rooms: dict[str, list[Placement]] = {}
     for room in kept.rooms:
-        devices.setdefault(room.node, []).extend(room.devices)
-    most = 0
-    for node, ids in devices.items():
+        rooms.setdefault(room.node, []).append(room)
+    gpus = memory_mib = 0
+    for node, here in rooms.items():
         if node not in cluster:
             continue
         row, position = cluster.row(node), cluster.inventory.node(node).topology.position
-        holders = cluster.usage.holders[row].copy()
-        for at in (position[each] for each in ids if each in position):
-            holders[at] -= 1
-        most = max(most, int(np.count_nonzero((holders == 0) & cluster.inventory.usable[row])))
-    return most
+        holders, mib = cluster.usage.holders[row].copy(), cluster.usage.free_mib[row].copy()
+        for room in here:
+            for at in (position[each] for each in room.devices if each in position):
+                holders[at] -= 1
+                mib[at] += cluster.inventory.memory_mib[row, at] if room.exclusive else room.memory_mib
+        usable = cluster.inventory.usable[row]
+        gpus = max(gpus, int(np.count_nonzero((holders == 0) & usable)))
+        memory_mib = max(memory_mib, int(np.where(usable, mib, 0).max(initial=0)))
+    return Open(gpus, memory_mib)

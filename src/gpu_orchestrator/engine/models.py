@@ -108,6 +108,16 @@ class Models:
         most = self.most_copies(node)
         return bool(most) and len(self._on.get(node, ())) - gone >= most
 
+    def stays(self, key: str) -> bool:
+        """Return True if what is held under this key stays when its holder ends: a pin, or the run on a
+        pinned copy."""
+        if key.startswith(PIN):
+            return True
+        if (run := self._runs.get(key)) is None:
+            return False
+        copy = self._on.get(run.node, {}).get((run.model, run.devices))
+        return copy is not None and copy.pinned
+
     def is_pinned(self, model: str) -> bool:
         here = (each for node in self.nodes_of(model) for each in self.on(node))
         return any(each.pinned and each.model == model for each in here)

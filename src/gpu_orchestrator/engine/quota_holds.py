@@ -13,13 +13,14 @@ from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.queues import Full, Wish, milli_of
 from gpu_orchestrator.core.request import Request, Shape
 from gpu_orchestrator.engine import gang_quota
+from gpu_orchestrator.engine.candidates import FIRST, Rest
 from gpu_orchestrator.engine.events import Action, Refuse
 from gpu_orchestrator.engine.gang_members import to_decide
 from gpu_orchestrator.engine.kept import name_of
 from gpu_orchestrator.engine.parts import Parts
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.quota import refused
-from gpu_orchestrator.engine.reservations import AGAIN_S, FIRST, LOOK_SELDOM_S, Reservations, Rest
+from gpu_orchestrator.engine.reservations import AGAIN_S, LOOK_SELDOM_S, Reservations
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ class ReservationRules:
     whose holders declare no end, kept for a request that has waited for `hold_after_s`. A hold lasts `hold_s`
     at first, then rests as long as it lasted, and each further one of the same request lasts twice as long.
 
+    `only_passed`: places are kept for those alone that later ones passed because they ask for less.
+
     `told` writes a moment as others read it, `name_of` says how a request is called, and `owner_of` whose run
     time counts for what is held under a key. `declared` is how a request declares its run time."""
 
@@ -29,6 +31,7 @@ class ReservationRules:
     name_of: Callable[[str], str] = same
     owner_of: Callable[[str], str] = same
     declared: str = "run time"
+    only_passed: bool = False
 
 
 OFF = ReservationRules()

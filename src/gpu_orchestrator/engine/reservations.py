@@ -7,20 +7,21 @@ time, so it is rationed. Used by the engine; `passing.py` lets others in.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import replace
 
 from gpu_orchestrator.core.answer import Placement, Refusal
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine import gang_quota
+from gpu_orchestrator.engine.candidates import Candidates, Rest
 from gpu_orchestrator.engine.ends import Ends
 from gpu_orchestrator.engine.events import Action, Refuse
 from gpu_orchestrator.engine.gang_members import to_decide
-from gpu_orchestrator.engine.kept import Kept, is_usable, lifted, name_of, open_gpus, rooms_of
+from gpu_orchestrator.engine.kept import Kept, Open, is_usable, lifted, name_of, open_on, rooms_of
 from gpu_orchestrator.engine.parts import Parts
+from gpu_orchestrator.engine.passed import Passed
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.reservation_rules import ReservationRules
-from gpu_orchestrator.engine.reservation_search import ROOM_MADE, UNKNOWN, Asked, search, single
+from gpu_orchestrator.engine.reservation_search import ROOM_MADE, UNKNOWN, Asked, is_room, search, single
 from gpu_orchestrator.engine.turns import Turn
 
 LOOK_EVERY_S, LOOK_SELDOM_S = 0.5, 5.0
@@ -34,17 +35,6 @@ LATE_S = 5.0
 """How long after its moment a place is looked for again, if somebody there has not ended."""
 AGAIN_S = 30.0
 """How long a request rests for which no place was found."""
-FIRST = 32
-"""How many waiting requests are looked at, the first in turn."""
-
-
-@dataclass(slots=True)
-class Rest:
-    """When a request may have a hold again, and be looked for again; how long its last hold lasted."""
-
-    hold_at: float = 0.0
-    look_at: float = 0.0
-    lasted_s: float = 0.0
 
 
 class Reservations:
@@ -60,7 +50,9 @@ class Reservations:
         self._looked_at, self._cost = -LOOK_SELDOM_S, 0
         self._changes = self._early = 0
         self._seen: tuple[int, ...] = ()
-        self._open: tuple[int, dict[str, int]] = (-1, {})
+        self._open: tuple[int, dict[str, Open]] = (-1, {})
+        self._passed = Passed(parts)
+        self._candidates = Candidates(parts, self._passed if rules.only_passed else None)
 
     @property
     def are_on(self) -> bool:
@@ -76,6 +68,13 @@ class Reservations:
         return sum(len(each.rooms) for each in self.kept.values())
 
     # --- what happens --------------------------------------------------------------------------------------
+
+    def places(self, waiting: Waiting, placement: Placement) -> None:
+        """A request is placed; its flow is not charged for it yet."""
+        if self.rules.only_passed:
+            self._passed.begins(waiting, placement)
+        if waiting.request.run_s:
+            self.begins(waiting.request.key, waiting.request.run_s)
 
     def begins(self, key: str, run_s: float) -> None:
         """A request with this run time begins now."""
@@ -135,25 +134,37 @@ class Reservations:
         return self.kept.get(name_of(waiting))
 
     def turn(self, kept: Kept) -> Turn:
-        return self._queue.turn(kept.waiting)
+        return self.turn_of(kept.name, kept.waiting)
+
+    def turn_of(self, name: str, waiting: Waiting) -> Turn:
+        return self._passed.turn(name, waiting)
+
+    def comes_before(self, waiting: Waiting, kept: Kept) -> bool:
+        """Return True if the turn of a request comes before that of the owner of a place."""
+        owner = kept.waiting
+        if (waiting.lane, waiting.flow) == (owner.lane, owner.flow):
+            return (waiting.rank, waiting.number) < (owner.rank, owner.number)
+        return self.turn_of(name_of(waiting), waiting) < self.turn(kept)
 
     def in_turn(self) -> list[Kept]:
         return sorted(self.kept.values(), key=self.turn)
 
-    def open_gpus(self, kept: Kept) -> int:
-        """Return how many GPUs nobody holds on that node of the place which has most of them."""
+    def open_on(self, kept: Kept) -> Open:
+        """Return what nobody holds on the nodes of the place."""
         mark = self._cache.cluster.changed.mark
         if self._open[0] != mark:
             self._open = mark, {}
         known = self._open[1]
         if kept.name not in known:
-            known[kept.name] = open_gpus(kept, self._cache.cluster)
+            known[kept.name] = open_on(kept, self._cache.cluster)
         return known[kept.name]
 
     def _still_waits(self, kept: Kept) -> bool:
         """Return True if the owner waits for a place. One whose queue has no room waits for that."""
         request, quota = kept.waiting.request, self._parts.quota
         if request.queue and not (quota.narrowed(request) and quota.has_room(request.queue, kept.amounts)):
+            return False
+        if self._candidates.is_full(kept.waiting):
             return False
         if kept.waiting.request.gang is None:
             return self._queue.get(kept.name) is kept.waiting
@@ -182,8 +193,8 @@ class Reservations:
 
     def next_at(self, now: float) -> float | None:
         """Return when `tend` has something to do; None if only an event can change that."""
-        if not self.kept and self._wanted_at is None:
-            return None
+        if not self.kept:
+            return None if self._wanted_at is None else max(self._wanted_at, self._allowed_at, now)
         times = [each.expires if each.is_hold else each.at + LATE_S for each in self.kept.values()]
         if self._wanted_at is not None:
             times.append(self._wanted_at)
@@ -203,17 +214,19 @@ class Reservations:
     def tend(self, now: float, actions: list[Action]) -> None:
         """Drop, move and make places, as far as it is time for that."""
         waiting = len(self._queue) + self._gangs.size
+        if not waiting and not self.kept:
+            self._wanted_at = None
+            return
         if self.kept:
             self.drop_done()
             self._expire(now, actions)
-        elif not waiting:
-            self._wanted_at = None
-            return
         state = self._changes, self._parts.quota.queues.version, waiting
-        if state != self._seen:
-            self._want(now)
+        if (self._wanted_at is None or self._wanted_at > now) and state != self._seen:
+            self._wanted_at = now
+        if now < self._looked_at + LOOK_EVERY_S or now < self._allowed_at:
+            return
         late = any(now >= each.at + LATE_S for each in self.kept.values())
-        if now < self._allowed_at or not (late or (self._wanted_at is not None and self._wanted_at <= now)):
+        if not (late or (self._wanted_at is not None and self._wanted_at <= now)):
             return
         self._wanted_at, self._looked_at, self._cost, self._seen = None, now, 0, state
         self._move(now, actions)
@@ -259,10 +272,14 @@ class Reservations:
     def _make(self, now: float, actions: list[Action]) -> None:
         """Make places for the first requests in turn that have none."""
         self._rests = {name: rest for name, rest in self._rests.items() if self._knows(name)}
-        for waiting in self._heads():
+        self._passed.keep_only(self._knows)
+        heads = self._candidates.first(now, lambda each: self._rest_of(each).look_at <= now)
+        if (at := self._passed.next_at) is not None:
+            self._want(at)
+        for waiting in heads:
             if self.own(waiting) is not None:
                 continue
-            rest = self._rests.get(name_of(waiting)) or Rest()
+            rest = self._rest_of(waiting)
             hold_at = max(waiting.since + self.rules.hold_after_s, rest.hold_at)
             may_hold = hold_at <= now and self._holds < self.rules.holds
             if hold_at > now:
@@ -279,8 +296,12 @@ class Reservations:
                 self._rests[name_of(waiting)] = rest
                 self._want(rest.look_at)
             else:
+                self._passed.came(found.name, self._queue.turn(waiting))
                 self._keep(found)
                 self._tell(found, found.words(self.rules), actions)
+
+    def _rest_of(self, waiting: Waiting) -> Rest:
+        return self._rests.get(name_of(waiting)) or Rest()
 
     def _knows(self, name: str) -> bool:
         return self._queue.get(name) is not None or self._gangs.named(name) is not None
@@ -292,20 +313,10 @@ class Reservations:
     def _make_room_before(self, waiting: Waiting) -> bool:
         """Drop the last place in turn, if its owner comes after this one."""
         last = self.in_turn()[-1]
-        if self.turn(last) <= self._queue.turn(waiting):
+        if self.turn(last) <= self.turn_of(name_of(waiting), waiting):
             return False
         self._drop(last)
         return True
-
-    def _heads(self) -> list[Waiting]:
-        """Return what waits and could fit at some time, the first in turn first."""
-        singles = [
-            waiting
-            for waiting, refusal in islice(self._queue.parked_in_turn(), FIRST)
-            if _may_fit_later(waiting) and not refusal.never and not refusal.error
-        ]
-        gangs = [last for last in self._gangs.parked() if _may_fit_later(last)]
-        return sorted((*singles, *gangs), key=self._queue.turn)[:FIRST]
 
     def _asked(self, waiting: Waiting) -> Asked | None:
         """Return what is looked for, on the models that its queue has room for; None if that is none."""
@@ -328,7 +339,9 @@ class Reservations:
         cluster, ends = self._cache.cluster, self.ends
         try:
             with lifted([but] if but else [], cluster):
-                found, cost = search(asked, cluster, ends, now, self._parts.rng, guesses=guesses)
+                found, cost = search(
+                    asked, cluster, ends, now, self._parts.rng, guesses=guesses, stays=self._stays
+                )
         except Exception:  # a policy that breaks: its requests are refused with the words when it decides
             return None
         self._cost += cost + len(asked.gang.members)
@@ -355,6 +368,10 @@ class Reservations:
             amounts=self._parts.quota.amounts(found.placements),
         )
 
+    def _stays(self, key: str) -> bool:
+        """Return True for what no end frees: places that are kept, and models that are pinned."""
+        return is_room(key) or self._parts.models.stays(key)
+
     def _in_the_way(self, placements: tuple[Placement, ...], now: float) -> list[float]:
         """Return the known ends of those who hold devices of these places."""
         cluster, found = self._cache.cluster, dict[str, float]()
@@ -377,7 +394,3 @@ class Reservations:
         elif (members := self._gangs.named(gang.name)) is not None and members.refusal is not None:
             for each in members.waiting.values():
                 yield each.request, members.refusal
-
-
-def _may_fit_later(waiting: Waiting) -> bool:
-    return waiting.request.shape.gpus > 0 and not waiting.request.shape.model

@@ -145,6 +145,32 @@ async def test_gang_waits_without_holding_anything_and_says_why(tmp_path: Path) 
         )
 
 
+async def test_gang_begins_beside_small_tasks_that_never_stop_coming(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    async with fleet(tmp_path / "fleet") as manager:
+        for name in ("a", "b"):
+            await manager.worker(name, *OPTIONS)
+
+        async def small() -> None:
+            """Keep one task waiting or running; eight of these want all four GPUs twice."""
+            while True:
+                await manager.wait(await manager.submit("sleep", {"seconds": 0.2}, resources={"gpus": 1}))
+
+        stream = [asyncio.create_task(small()) for _ in range(8)]
+        try:
+            first = await manager.submit("sleep", {"seconds": 0.2}, resources={"gpus": 1})
+            await manager.wait(first)  # all GPUs are busy by now
+            members = await submit(manager, program(journal))
+            final = await ended(manager, members)
+            assert [each["status"] for each in final] == ["completed"] * 4, final
+            assert not any(each.done() for each in stream), "small ones go on"
+        finally:
+            for each in stream:
+                each.cancel()
+            await asyncio.gather(*stream, return_exceptions=True)
+        check_attempts(entries(journal))
+
+
 async def test_members_of_a_batch_have_roles_and_share_a_worker_without_gpus(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     async with fleet(tmp_path / "fleet") as manager:

@@ -8,6 +8,7 @@ from gpu_orchestrator.adapters.store.callbacks import Callbacks
 from gpu_orchestrator.adapters.store.events import Events
 from gpu_orchestrator.adapters.store.files import Files
 from gpu_orchestrator.adapters.store.history import History
+from gpu_orchestrator.adapters.store.kept_places import StoredPlaces
 from gpu_orchestrator.adapters.store.keys import StoredKeys
 from gpu_orchestrator.adapters.store.leadership import Leadership
 from gpu_orchestrator.adapters.store.logs import Logs
@@ -72,6 +73,7 @@ class Store:
         self.keys = StoredKeys(self.fenced, keep_ms=timeouts.keep_ms)
         self.models = StoredModels(self.fenced)
         self.scaling = Scaling(self.fenced)
+        self.kept_places = StoredPlaces(self.fenced)
         self.leadership = Leadership(self.fenced, owner=owner, lease_ms=timeouts.leader_ms)
 
     async def __aenter__(self) -> "Store":

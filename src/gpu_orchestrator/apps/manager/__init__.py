@@ -28,6 +28,7 @@ session → outcomes → completion → response. Read the modules in this order
   http/result_cache         answers a task that asks for it by an equal one that has completed
   http/task_gangs           the members of gangs, and why one can never start
   http/gang_waits           where a gang would go, or why it waits
+  http/kept_waits           which places, kept for others, keep a task out
   http/routes/gangs         shows a gang and its members
   http/scheduling           bodies into schedules, and rows of schedules into answers
   http/routes/schedules     add, list, show, pause, resume, run and delete schedules
@@ -78,6 +79,7 @@ session → outcomes → completion → response. Read the modules in this order
   dispatch/deps             what the dispatcher is built from
   dispatch/intake           what the store says of tasks, workers and limits, as events for the engine
   dispatch/timer            when the dispatcher looks again
+  dispatch/reserving        how places are kept for tasks and gangs that smaller ones pass
   dispatch/models           what waiting tasks of models reserve, and which models are loaded ahead of them
   dispatch/task_table       the tasks that the leader tracks: all that have not ended
   dispatch/assignment       what to store for an assignment, and what to send to the worker
@@ -88,6 +90,7 @@ session → outcomes → completion → response. Read the modules in this order
   fleet/nodes               a worker as a node of the core, a task as a request
   fleet/past_attempts       what earlier attempts teach about the next: where it goes, how much it reserves
   fleet/models              what is known of models: declared, measured, pinned; what a task of one reserves
+  fleet/kept_places         these places, in words and as what is not free for others
   fleet/model_words         why a task of a model waits, and which models are known, in words
   fleet/rows                reads rows of the store into workers and a cluster
   fleet/fleet_view          a copy of the fleet, its sums and its cluster, updated worker by worker

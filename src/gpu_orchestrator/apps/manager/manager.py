@@ -5,6 +5,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
@@ -29,14 +30,16 @@ from gpu_orchestrator.apps.manager.access.keys import Keys
 from gpu_orchestrator.apps.manager.access.quotas import Quotas
 from gpu_orchestrator.apps.manager.access.rate_limiter import RateLimiter
 from gpu_orchestrator.apps.manager.autoscale.scaler import Scaler, ScalerDeps
+from gpu_orchestrator.apps.manager.dispatch import reserving
 from gpu_orchestrator.apps.manager.dispatch.deps import DispatcherDeps
 from gpu_orchestrator.apps.manager.dispatch.leader import Leader, StoreClock
 from gpu_orchestrator.apps.manager.dispatch.reaper import Reaper
 from gpu_orchestrator.apps.manager.events.callbacks import CallbackConfig, CallbackSender
 from gpu_orchestrator.apps.manager.events.event_feed import Feed
 from gpu_orchestrator.apps.manager.events.signing import Signing
-from gpu_orchestrator.apps.manager.fleet import model_words, past_attempts, strategies
+from gpu_orchestrator.apps.manager.fleet import kept_places, model_words, past_attempts, strategies
 from gpu_orchestrator.apps.manager.fleet.device_gauges import DeviceGauges
+from gpu_orchestrator.apps.manager.fleet.kept_places import KeptPlace
 from gpu_orchestrator.apps.manager.fleet.models import ModelBook
 from gpu_orchestrator.apps.manager.fleet.nodes import Hints, MemoryPolicy, WorkerState
 from gpu_orchestrator.apps.manager.metrics import Metrics
@@ -168,6 +171,7 @@ class Manager:
             self._hints_of,
             self.models.memory_mib,
             lambda model: model_words.why_it_waits(model, self.overview.workers.values()),
+            self.kept_places,
         )
         self.tasks = TaskReader(
             store,
@@ -279,10 +283,20 @@ class Manager:
         return Unit(owner, may.queued, self.settings.max_queued_tasks, may.gpu_seconds * 1000)
 
     async def cluster(self) -> Cluster:
-        """Return the cluster: the leader's own, or else one read from the store, at most a second old."""
+        """Return the cluster: the leader's own, or else one read from the store, at most a second old. Places
+        that are kept count as taken."""
         if self.leader.dispatcher is not None:
             return self.leader.dispatcher.engine.cluster
-        return (await self.overview.cluster(at_most_old_s=FRESH_S))[1]
+        _, cluster = await self.overview.cluster(at_most_old_s=FRESH_S)
+        return kept_places.beside(cluster, await self.kept_places())
+
+    async def kept_places(self) -> Sequence[KeptPlace]:
+        """Return the places that are kept for tasks and gangs that smaller ones would pass."""
+        if self.leader.dispatcher is not None:
+            return self.leader.dispatcher.kept_places()
+        if not self.settings.reservations:
+            return ()
+        return kept_places.read(await self.store.kept_places.read(), self.leader.clock.now())
 
     def _hints_of(self, spec: task.TaskSpec, deaths: str) -> Hints:
         workers = self.leader.dispatcher.workers if self.leader.dispatcher else self.overview.workers
@@ -306,6 +320,7 @@ class Manager:
             self.settings.model_preload,
             lambda worker, message: self.sessions.send(worker.hello.name, worker.api, message, worker.epoch),
             self.service_times,
+            reserving.rules(self.settings, clock.now),
         )
 
     def _deliver_filled(self, worker: WorkerState, assign: session.Assign) -> None:

@@ -217,6 +217,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "watchers": ("Clients that watch events on this process", ()),
     "leader": ("1 if this process is the leader", ()),
     "queue_depth": ("Waiting tasks", ("priority",)),
+    "kept_places": ("Places kept for tasks and gangs that smaller ones would pass", ("kind",)),
     "owner_tasks_queued": ("Waiting tasks of each owner", ("owner",)),
     "owner_tasks_running": ("Assigned or running tasks of each owner", ("owner",)),
     "scale_wanted_workers": ("Workers that the autoscaler wants", ()),

@@ -65,6 +65,9 @@ class Scrape:
         depth = dispatcher.depth()
         waiting = [([str(priority)], float(count)) for priority, count in depth.waiting.items()]
         yield gauge("queue_depth", waiting)
+        places = [each.is_hold for each in dispatcher.kept_places()]
+        held = float(sum(places))
+        yield gauge("kept_places", [(["reserved"], len(places) - held), (["hold"], held)])
         for name, counted in (
             ("owner_tasks_queued", depth.waiting_of),
             ("owner_tasks_running", depth.running_of),

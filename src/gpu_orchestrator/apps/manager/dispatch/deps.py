@@ -12,6 +12,7 @@ from gpu_orchestrator.apps.manager.fleet.nodes import MemoryPolicy, WorkerState
 from gpu_orchestrator.apps.manager.metrics import Metrics
 from gpu_orchestrator.apps.manager.tasks.service_times import ServiceTimes
 from gpu_orchestrator.engine.models import ModelRules
+from gpu_orchestrator.engine.reservation_rules import OFF, ReservationRules
 from gpu_orchestrator.policies.registry import Registry
 
 
@@ -40,3 +41,4 @@ class DispatcherDeps:
     """Whether models are loaded before the turn of the tasks that name them."""
     tell: Callable[[WorkerState, session.Message], None] = lambda _worker, _message: None
     service_times: ServiceTimes = field(default_factory=ServiceTimes)
+    reservations: ReservationRules = OFF

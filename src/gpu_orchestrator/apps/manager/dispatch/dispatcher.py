@@ -41,6 +41,8 @@ from gpu_orchestrator.apps.manager.dispatch.intake import Intake
 from gpu_orchestrator.apps.manager.dispatch.models import DispatchedModels
 from gpu_orchestrator.apps.manager.dispatch.task_table import QueueDepth, TaskTable
 from gpu_orchestrator.apps.manager.dispatch.timer import Timer
+from gpu_orchestrator.apps.manager.fleet import kept_places
+from gpu_orchestrator.apps.manager.fleet.kept_places import KeptPlace
 from gpu_orchestrator.apps.manager.fleet.nodes import WorkerState
 from gpu_orchestrator.core.answer import Refusal
 from gpu_orchestrator.engine import events
@@ -98,6 +100,7 @@ class Dispatcher:
             max_rows=ROWS,
             explains=False,
             models=deps.rules,
+            reservations=deps.reservations,
         )
         self._gangs = GangAssignment(deps, self.engine, self._assigner)
         self._intake = Intake(deps, self.engine, self.tasks)
@@ -116,6 +119,10 @@ class Dispatcher:
 
     def why(self, name: str) -> Refusal | None:
         return self.engine.why(name)
+
+    def kept_places(self) -> list[KeptPlace]:
+        """Return the places that are kept for tasks and gangs that smaller ones would pass."""
+        return [kept_places.of(each) for each in self.engine.kept()]
 
     def depth(self) -> QueueDepth:
         return self.tasks.depth

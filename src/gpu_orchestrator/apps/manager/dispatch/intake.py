@@ -58,7 +58,7 @@ class Intake:
             spec, shape = spec_and_shape(each.spec, self.deps.models.memory_mib)
             self._update_limit(spec.tenant)
             self.tasks[each.id] = TrackedTask(spec, 0, now)
-            asked = Request(each.id, shape, spec.priority, spec.tenant)
+            asked = Request(each.id, shape, spec.priority, spec.tenant, run_s=spec.timeout_s)
             self.pending.append(events.RequestAdded(asked, now))
 
     def queued(self, item: Queued | UnfinishedTask) -> None:
@@ -78,12 +78,13 @@ class Intake:
             self.enqueue(item.id)
         else:
             terms = gang_terms(item.id, spec)
-            asked = Request(item.id, shape, spec.priority, spec.tenant, gang=terms)
+            asked = Request(item.id, shape, spec.priority, spec.tenant, gang=terms, run_s=spec.timeout_s)
             self.pending.append(events.RequestAdded(asked, since_s))
 
     def active(self, each: UnfinishedTask) -> None:
         """Take in an attempt that was running when this term began. A member of a gang holds its devices as
-        any other task: the store says when the gang is to begin again, and that is all of it."""
+        any other task: the store says when the gang is to begin again, and that is all of it. It began before
+        now, so it ends before its timeout, counted from now."""
         spec = task.decode(each.spec)
         self._update_limit(spec.tenant)
         self.tasks[each.id] = TrackedTask(
@@ -91,7 +92,8 @@ class Intake:
         )
         placement = rows.placement_of(each.id, each.worker, rows.read_grant(each.place))
         asked = request_of(each.id, spec, sizes=self.deps.models.memory_mib)
-        self.pending.append(events.PlacementObserved(placement, asked))
+        ends_at = self.deps.now() + spec.timeout_s
+        self.pending.append(events.PlacementObserved(placement, asked, ends_at=ends_at))
 
     def enqueue(self, name: str) -> None:
         """Ask for a place for a waiting task, as it is now."""

@@ -32,7 +32,7 @@ from gpu_orchestrator.apps.manager.dispatch.deps import DispatcherDeps
 from gpu_orchestrator.apps.manager.dispatch.dispatcher import Dispatcher
 from gpu_orchestrator.apps.manager.dispatch.maintenance import Maintenance
 from gpu_orchestrator.apps.manager.dispatch.reaper import Reaper
-from gpu_orchestrator.apps.manager.fleet import rows
+from gpu_orchestrator.apps.manager.fleet import kept_places, rows
 from gpu_orchestrator.apps.manager.fleet.nodes import WorkerState
 
 log = structlog.get_logger()
@@ -74,6 +74,7 @@ class Leader:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _recounted: float = 0.0
     _reached: bool = False
+    _told_places: bool = False
     _maintenance: Maintenance = field(init=False)
 
     def __post_init__(self) -> None:
@@ -154,7 +155,16 @@ class Leader:
             if self.deps.preloads:
                 self.dispatcher.preload()
             await self._maintenance.do(list(self.dispatcher.workers.values()))
+        if self.dispatcher is not None:
+            await self._tell_places(self.dispatcher)
         return None
+
+    async def _tell_places(self, dispatcher: Dispatcher) -> None:
+        """Write down which places are kept, for the processes that do not lead."""
+        places = dispatcher.kept_places()
+        if places or self._told_places:
+            await self.store.kept_places.write(kept_places.encoded(places, self.clock.now()))
+        self._told_places = bool(places)
 
     async def _begin_and_expire(self) -> None:
         """Queue the tasks whose time or turn has come; end those that expired or whose dependency

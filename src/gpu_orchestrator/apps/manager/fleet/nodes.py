@@ -184,15 +184,16 @@ def no_sizes(_: str) -> int:
 
 
 def request_of(name: str, spec: TaskSpec, hints: Hints = NO_HINTS, sizes: Sizes = no_sizes) -> Request:
-    """Return the task as a request. Without `memory_mib` in the spec, and without a model of known size, the
-    task gets whole devices."""
+    """Return the task as a request; it ends before its timeout. Without `memory_mib` in the spec, and without
+    a model of known size, the task gets whole devices."""
     if hints is NO_HINTS:  # whose hash would cost more than the rest of the call
-        return Request(name, plain_shape(spec, sizes), spec.priority, spec.tenant)
+        return Request(name, plain_shape(spec, sizes), spec.priority, spec.tenant, run_s=spec.timeout_s)
     plain = plain_shape(spec, sizes)
     memory_mib = max(plain.memory_mib, hints.memory_mib) if spec.gpus and not plain.exclusive else 0
     allocator = PREFER_DEVICES if hints.prefer_devices else ""
     shape = _shape(spec.task_type, spec.gpus, memory_mib, spec.vendor, spec.pool, _labels(spec), hints)
-    return Request(name, _for_model(shape, spec), spec.priority, spec.tenant, allocator=allocator)
+    asked = _for_model(shape, spec)
+    return Request(name, asked, spec.priority, spec.tenant, allocator=allocator, run_s=spec.timeout_s)
 
 
 def plain_shape(spec: TaskSpec, sizes: Sizes) -> Shape:

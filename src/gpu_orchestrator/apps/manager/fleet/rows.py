@@ -27,6 +27,7 @@ from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.errors import InvalidRequest
 from gpu_orchestrator.engine.events import Place
 from gpu_orchestrator.engine.models import PIN
+from gpu_orchestrator.engine.reservation_search import is_room
 
 _hello = msgspec.json.Decoder(session.Hello)
 _report = msgspec.json.Decoder(session.Report)
@@ -159,6 +160,8 @@ def reserved_on(worker: WorkerState, memory: MemoryPolicy, held: Iterable[Placem
     found: dict[int, Reserved] = {}
     keys = set()
     for placement in held:
+        if is_room(placement.key):
+            continue  # kept for a task that waits, beside those that hold it
         keys.add(placement.key)
         for index in placement.devices:
             before = found.get(index, Reserved())

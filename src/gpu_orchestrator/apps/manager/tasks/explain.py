@@ -20,6 +20,7 @@ from gpu_orchestrator.core.offers import Offers
 from gpu_orchestrator.core.policy import Policy
 from gpu_orchestrator.core.request import Shape
 from gpu_orchestrator.engine.models import PIN
+from gpu_orchestrator.engine.reservation_search import is_room
 
 AT_ONCE = 50
 
@@ -99,6 +100,8 @@ def _why(shape: Shape, cluster: Cluster, worker: WorkerState, device: session.De
         return f"it is not healthy: {reading.problem}"
     if shape.vendor and device.vendor != shape.vendor:
         return f"its vendor is {device.vendor}; the task requests {shape.vendor}"
+    if any(is_room(each.key) for each in held):
+        return "it is kept for another task, which smaller ones would pass"
     if shape.exclusive and held:
         return f"in use by {_holders(held, named=named)} (this task wants the whole GPU)"
     if any(placement.exclusive for placement in held):

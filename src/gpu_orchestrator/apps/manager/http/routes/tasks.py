@@ -16,9 +16,10 @@ from gpu_orchestrator.apps.manager.access.keys import Key
 from gpu_orchestrator.apps.manager.fleet import model_words, words
 from gpu_orchestrator.apps.manager.fleet.nodes import request_of
 from gpu_orchestrator.apps.manager.fleet.past_attempts import deaths_of, hints
-from gpu_orchestrator.apps.manager.http import gang_waits, task_models
+from gpu_orchestrator.apps.manager.http import gang_waits, kept_waits, task_models
 from gpu_orchestrator.apps.manager.http.acknowledgement import settle
 from gpu_orchestrator.apps.manager.http.gate import Endpoint
+from gpu_orchestrator.apps.manager.http.kept_waits import Beside
 from gpu_orchestrator.apps.manager.http.openapi import described
 from gpu_orchestrator.apps.manager.http.responses import json_response, read
 from gpu_orchestrator.apps.manager.http.route_auth import header, manager_of, path_of
@@ -205,6 +206,8 @@ async def explain_task(request: Request, task_id: str) -> Response:
     wanted = request_of(task_id, spec, learnt, manager.models.memory_mib)
     policy = manager.registry.policy_of(wanted)
     waits = row["state"] == "queued"
+    kept = await kept_waits.beside(manager, wanted, cluster) if waits else Beside(cluster, cluster)
+    cluster = kept.cluster
     held_back = await manager.held_back(row.get("tenant", "")) if waits else ""
     gang_reason = ""
     answer: Placement | Refusal | str | None = held_back if waits else None
@@ -216,10 +219,12 @@ async def explain_task(request: Request, task_id: str) -> Response:
     refused = words.why_it_waits(answer) if isinstance(answer, Refusal) else held_back
     if goes_to and spec.model:
         refused = model_words.why_it_waits(spec.model, workers.values())
+    shut_out = kept.why(manager, wanted, policy) if isinstance(answer, Refusal) else ""
+    reason = gang_reason or refused or await _waits_for(manager, row) or row.get("reason", "")
     explanation = task_schema.Explanation(
         task_id=task_id,
         status=row["state"],
-        reason=gang_reason or refused or await _waits_for(manager, row) or row.get("reason", ""),
+        reason="; ".join(each for each in (reason, shut_out, kept.own) if each),
         policy=policy.strategy.name,
         would_go_to=goes_to,
         reasons=explain.score_reasons(wanted.shape, cluster, policy, goes_to) if goes_to else [],
