@@ -13,6 +13,7 @@ from gpu_orchestrator.core.request import Request, Shape
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.quota import Quota
+from gpu_orchestrator.engine.reservation_rules import OFF, ReservationRules
 from gpu_orchestrator.engine.turns import Turns
 from gpu_orchestrator.policies.registry import Registry
 
@@ -44,8 +45,8 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 class Yard:
     """A hundred GPUs. What is placed counts at once."""
 
-    def __init__(self, *terms: QueueTerms) -> None:
-        self.engine = Engine(Registry().policy_of, Random(1))
+    def __init__(self, *terms: QueueTerms, rules: ReservationRules = OFF) -> None:
+        self.engine = Engine(Registry().policy_of, Random(1), reservations=rules)
         self.now = 0.0
         nodes = (
             node(f"n{at}", [Device(each, model="H100", memory_mib=81_920) for each in range(20)])
@@ -163,3 +164,21 @@ def test_request_that_is_refused_again_is_still_first() -> None:
     assert yard.tell(events.RoomReady("room", "first")) == []
     assert yard.tell(events.QueueUpdated(QueueTerms("ml", limit={"H100": 4000}))) == []
     assert yard.tell(*(events.RequestRemoved(f"run--{at}") for at in range(80))) == ["first"]
+
+
+def test_while_quota_is_kept_for_one_few_are_judged(looks: Counter[str]) -> None:
+    """Each asks for another part of a GPU, and what becomes free would do for all but is kept."""
+    rules = ReservationRules(most=4, holds=1, hold_after_s=300.0, hold_s=6000.0)
+    yard = Yard(QueueTerms("ml", limit={"*": 8000}), rules=rules)
+    running = yard.run("ml", 8)
+    yard.tell(added("large", "ml", Shape(gpus=8)))
+    shapes = (Shape(exclusive=False, milli=1 + at % 999, memory_mib=1 + at) for at in range(DIFFERENT))
+    yard.tell(*(added(f"small-{at}", "ml", shape) for at, shape in enumerate(shapes)))
+    yard.now += 310.0
+    assert yard.tell(events.Tick()) == []
+    assert yard.engine.quota_holds() == 1
+    for key in running[:7]:
+        looks.clear()
+        assert yard.end(key) == []
+        assert looks["judge"] + looks["full_at"] <= MOST_LOOKS, looks
+    assert yard.end(running[7]) == ["large"]

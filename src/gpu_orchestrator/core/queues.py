@@ -271,6 +271,12 @@ class Queues:
             return 0.0
         return node.cap.total - node.total if model == ALL else node.cap.of(model) - node.used.get(model, 0)
 
+    def kept(self, at: At) -> int:
+        """Return how much of a budget is kept for some."""
+        name, model = at
+        node = self.node(name)
+        return 0 if node is None else node.kept if model == ALL else node.kept_by.get(model, 0)
+
     def _new(self, name: str) -> QueueNode:
         node = self._nodes[name] = QueueNode(name)
         self._is_settled = False

@@ -227,6 +227,7 @@ class HeldBack:
     def _first_at(self, at: At) -> Found | None:
         """Return the first listed here that has room now. What other budgets hold back is listed there."""
         by_need, room = self._at.get(at, {}), self._quota.queues.room(at)
+        left, latest = room - self._quota.queues.kept(at), self._quota.latest()
         tops: list[tuple[Turn, int, int]] = []
         for need in [each for each in by_need if each <= room]:
             self._push_top(by_need, need, tops)
@@ -234,6 +235,8 @@ class HeldBack:
         elsewhere: list[Alike] = []
         while tops and found is None:
             turn, _, need = heappop(tops)
+            if need > left and latest is not None and turn > latest:
+                continue  # what is left is kept for others, and all of this need come after them
             alike = by_need[need].entries[0][2]
             first = alike.first()
             if first is not None and has_more(alike.verdict, self._quota.judge(first.request)):

@@ -15,9 +15,14 @@ from gpu_orchestrator.core.queue_usage import QueueUsage, usages
 from gpu_orchestrator.core.queues import Amounts, At, Full, Queues, amounts_of, milli_of
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.cache import Cache
+from gpu_orchestrator.engine.turns import Turn
 
 Verdict = Full | tuple[str, ...] | None
 """Why a request may not start, on which models it may, or None if its queue has room on all."""
+
+
+def nobody() -> None:
+    return None
 
 
 class Quota:
@@ -26,6 +31,8 @@ class Quota:
         self.queues = Queues()
         self.passes: Callable[[Request], Iterable[str]] | None = None
         """While quota is kept for some requests, returns those of them that this one goes before."""
+        self.latest: Callable[[], Turn | None] = nobody
+        """Returns the turn of the last of those for whom quota is kept; None if it is for nobody."""
         self._models: tuple[str, ...] = ()
         self._models_at = -1
 
