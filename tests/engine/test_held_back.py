@@ -1,5 +1,7 @@
 """Thousands of different requests wait for room in their queue: what ends costs a look at few of them."""
 
+import gc
+import tracemalloc
 from collections import Counter
 from random import Random
 from typing import Any
@@ -182,3 +184,24 @@ def test_while_quota_is_kept_for_one_few_are_judged(looks: Counter[str]) -> None
         assert yard.end(key) == []
         assert looks["judge"] + looks["full_at"] <= MOST_LOOKS, looks
     assert yard.end(running[7]) == ["large"]
+
+
+def test_requests_that_come_and_go_leave_nothing_behind() -> None:
+    """In a queue that stays full, nothing is looked at that could be dropped then."""
+    yard = Yard(QueueTerms("ml", limit={"*": 2000}))
+    yard.run("ml", 2)
+    yard.tell(added("waits", "ml", Shape()))
+
+    def come_and_go(times: int) -> int:
+        for number in range(times):
+            urgent = Request("urgent", Shape(memory_mib=1 + number % 3), 5, queue="ml")
+            yard.tell(events.RequestAdded(urgent))
+            yard.tell(events.RequestRemoved("urgent"))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    before = come_and_go(2000)
+    grown = come_and_go(4000) - before
+    tracemalloc.stop()
+    assert grown < 100_000
