@@ -74,9 +74,12 @@ def test_values_in_the_columns(kinds: Cluster, applied: str) -> None:
 
 def test_values_in_the_columns_of_a_queue(kinds: Cluster, applied: str) -> None:
     ready = '{"type": "Ready", "status": "True"}'
-    said = f'{{"status": {{"used": {{"*": 3000}}, "pending": 2, "conditions": [{ready}]}}}}'
+    used = '{"A100": 1000, "*": 3000, "B200": 1500, "H100": 500}'
+    said = f'{{"status": {{"used": {used}, "pending": 2, "conditions": [{ready}]}}}}'
     kinds.kubectl("patch", "gq/ml-team", "--subresource=status", "--type=merge", "-p", said)
-    assert row(kinds, applied, "gq/ml-team")[1:] == ["company", "32000", "3000", "2", "True"]
+    for _ in range(4):  # fields of an object have no order
+        assert row(kinds, applied, "gq/ml-team")[1:] == ["company", "32000", "3000", "2", "True"]
+    assert row(kinds, applied, "gq/research")[1:] == ["company", "16000"], "it has a limit for one model only"
 
 
 def test_explain(kinds: Cluster) -> None:

@@ -1,5 +1,7 @@
 """Thousands of different requests wait for room in their queue: what ends costs a look at few of them."""
 
+import gc
+import tracemalloc
 from collections import Counter
 from random import Random
 from typing import Any
@@ -13,6 +15,7 @@ from gpu_orchestrator.core.request import Request, Shape
 from gpu_orchestrator.engine import events
 from gpu_orchestrator.engine.engine import Engine
 from gpu_orchestrator.engine.quota import Quota
+from gpu_orchestrator.engine.reservation_rules import OFF, ReservationRules
 from gpu_orchestrator.engine.turns import Turns
 from gpu_orchestrator.policies.registry import Registry
 
@@ -44,8 +47,8 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 class Yard:
     """A hundred GPUs. What is placed counts at once."""
 
-    def __init__(self, *terms: QueueTerms) -> None:
-        self.engine = Engine(Registry().policy_of, Random(1))
+    def __init__(self, *terms: QueueTerms, rules: ReservationRules = OFF) -> None:
+        self.engine = Engine(Registry().policy_of, Random(1), reservations=rules)
         self.now = 0.0
         nodes = (
             node(f"n{at}", [Device(each, model="H100", memory_mib=81_920) for each in range(20)])
@@ -163,3 +166,42 @@ def test_request_that_is_refused_again_is_still_first() -> None:
     assert yard.tell(events.RoomReady(("room",), "first")) == []
     assert yard.tell(events.QueueUpdated(QueueTerms("ml", limit={"H100": 4000}))) == []
     assert yard.tell(*(events.RequestRemoved(f"run--{at}") for at in range(80))) == ["first"]
+
+
+def test_while_quota_is_kept_for_one_few_are_judged(looks: Counter[str]) -> None:
+    """Each asks for another part of a GPU, and what becomes free would do for all but is kept."""
+    rules = ReservationRules(most=4, holds=1, hold_after_s=300.0, hold_s=6000.0)
+    yard = Yard(QueueTerms("ml", limit={"*": 8000}), rules=rules)
+    running = yard.run("ml", 8)
+    yard.tell(added("large", "ml", Shape(gpus=8)))
+    shapes = (Shape(exclusive=False, milli=1 + at % 999, memory_mib=1 + at) for at in range(DIFFERENT))
+    yard.tell(*(added(f"small-{at}", "ml", shape) for at, shape in enumerate(shapes)))
+    yard.now += 310.0
+    assert yard.tell(events.Tick()) == []
+    assert yard.engine.quota_holds() == 1
+    for key in running[:7]:
+        looks.clear()
+        assert yard.end(key) == []
+        assert looks["judge"] + looks["full_at"] <= MOST_LOOKS, looks
+    assert yard.end(running[7]) == ["large"]
+
+
+def test_requests_that_come_and_go_leave_nothing_behind() -> None:
+    """In a queue that stays full, nothing is looked at that could be dropped then."""
+    yard = Yard(QueueTerms("ml", limit={"*": 2000}))
+    yard.run("ml", 2)
+    yard.tell(added("waits", "ml", Shape()))
+
+    def come_and_go(times: int) -> int:
+        for number in range(times):
+            urgent = Request("urgent", Shape(memory_mib=1 + number % 3), 5, queue="ml")
+            yard.tell(events.RequestAdded(urgent))
+            yard.tell(events.RequestRemoved("urgent"))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    before = come_and_go(2000)
+    grown = come_and_go(4000) - before
+    tracemalloc.stop()
+    assert grown < 100_000

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from gpu_orchestrator.api import claims, queue_terms, request_checks
 from gpu_orchestrator.api.gpuqueue import GpuQueue
 from gpu_orchestrator.api.request_checks import Findings
+from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.queue_terms import ALL, limit, together
 from gpu_orchestrator.core.queues import MOST_DEPTH, QueueNode, Queues, gpus
 
@@ -39,6 +40,13 @@ def _alone(queue: GpuQueue) -> Iterator[str]:
             "spec.guaranteed is lent to others while it is not used, and spec.preemption.reclaim is Never: "
             "to have it back, its pods wait until pods of others end"
         )
+    for what, amounts in (("guaranteed", spec.guaranteed), ("limit", spec.limit)):
+        for model, milli in amounts.items():
+            if 0 < milli < WHOLE:
+                yield (
+                    f"spec.{what} of {claims.shortened(model)} is {milli} thousandths of a GPU; for {milli} "
+                    f"GPUs write {milli * WHOLE}"
+                )
     selector = spec.namespace_selector
     keys = [*selector.match_labels, *(each.key for each in selector.match_expressions)] if selector else []
     for key in keys:

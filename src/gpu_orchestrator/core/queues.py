@@ -6,8 +6,7 @@ it. Amounts are milli-GPUs. A queue that makes no sense (unknown parent, circle,
 nothing: it admits nothing, and `problem` says why."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpu_orchestrator.core.answer import Placement
@@ -197,28 +196,20 @@ class Queues:
         `without` this key."""
         self.node(queue)
         self._kept[key] = queue, wish
-        self._count_kept(queue, wish, 1)
+        self.count_kept(queue, wish, 1)
         self.version += 1
 
     def keep_no_longer(self, key: str) -> None:
         self.node("")
-        self._count_kept(*self._kept.pop(key), -1)
+        self.count_kept(*self._kept.pop(key), -1)
         self._note_change()
 
-    @contextmanager
-    def without(self, keys: Iterable[str]) -> Iterator[None]:
-        """Do not count what is kept for these meanwhile."""
-        kept = [self._kept[each] for each in keys]
-        self.node("")
-        for each in kept:
-            self._count_kept(*each, -1)
-        try:
-            yield
-        finally:
-            for each in kept:
-                self._count_kept(*each, 1)
+    def without(self, keys: Iterable[str]) -> "Without":
+        """Do not count what is kept for these: `with queues.without(keys): ...`."""
+        return Without(self, [self._kept[each] for each in keys])
 
-    def _count_kept(self, queue: str, wish: Wish, sign: int) -> None:
+    def count_kept(self, queue: str, wish: Wish, sign: int) -> None:
+        """Count so much more of what is kept, in the queue and those above it."""
         node = self._nodes.get(queue)
         for each in node.path if node else ():
             each.keep(wish, sign)
@@ -271,6 +262,12 @@ class Queues:
             return 0.0
         return node.cap.total - node.total if model == ALL else node.cap.of(model) - node.used.get(model, 0)
 
+    def kept(self, at: At) -> int:
+        """Return how much of a budget is kept for some."""
+        name, model = at
+        node = self.node(name)
+        return 0 if node is None else node.kept if model == ALL else node.kept_by.get(model, 0)
+
     def _new(self, name: str) -> QueueNode:
         node = self._nodes[name] = QueueNode(name)
         self._is_settled = False
@@ -287,7 +284,7 @@ class Queues:
                 node.total, node.used = 0, {}
                 node.kept, node.kept_by = 0, {}
             for queue, wish in self._kept.values():
-                self._count_kept(queue, wish, 1)
+                self.count_kept(queue, wish, 1)
             for queue, amounts in self._held.values():
                 for each in self._nodes[queue].path:
                     each.add(amounts, 1)
@@ -297,6 +294,25 @@ class Queues:
         for name, node in list(self._nodes.items()):
             if node.terms is None and name not in used:
                 del self._nodes[name]
+
+
+class Without:
+    """Some of what is kept does not count meanwhile."""
+
+    __slots__ = ("_kept", "_queues")
+
+    def __init__(self, queues: Queues, kept: list[tuple[str, Wish]]) -> None:
+        self._queues, self._kept = queues, kept
+
+    def __enter__(self) -> None:
+        if self._kept:
+            self._queues.node("")  # what is counted is settled from here on
+        for each in self._kept:
+            self._queues.count_kept(*each, -1)
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._kept:
+            self._queues.count_kept(*each, 1)
 
 
 def _narrowed(

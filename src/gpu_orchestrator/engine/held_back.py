@@ -137,6 +137,7 @@ class HeldBack:
             alike.push(line, first)
             if alike.first() is first:
                 self._push(alike, first)
+                self._forgot(len(alike.at))
 
     def drop(self, line: Line) -> None:
         """The line is empty, or its requests wait for something else."""
@@ -174,6 +175,7 @@ class HeldBack:
             self._push(alike, first)
         elif alike.first() is first:
             self._push(alike, first)
+            self._forgot(len(at))
 
     def _push(self, alike: Alike, first: Waiting) -> None:
         entry: Entry = self._turn_of(first), next(self._numbers), alike, alike.listing
@@ -185,9 +187,14 @@ class HeldBack:
             heappush(listed.entries, entry)
 
     def _unlist(self, alike: Alike) -> None:
-        self._dead += len(alike.at)
+        forgotten = len(alike.at)
         alike.at = ()
         alike.listing += 1
+        self._forgot(forgotten)
+
+    def _forgot(self, entries: int) -> None:
+        """Drop entries that are of no use any longer, once there are many."""
+        self._dead += entries
         if self._dead > MOST_DEAD + 2 * len(self._alike):
             self._drop_dead()
 
@@ -195,8 +202,7 @@ class HeldBack:
         self._dead = 0
         for at, by_need in list(self._at.items()):
             for need, listed in list(by_need.items()):
-                listed.entries = [each for each in listed.entries if each[2].listing == each[3]]
-                heapify(listed.entries)
+                self._sort_again(listed)
                 if not listed.entries:
                     del by_need[need]
             if not by_need:
@@ -227,6 +233,7 @@ class HeldBack:
     def _first_at(self, at: At) -> Found | None:
         """Return the first listed here that has room now. What other budgets hold back is listed there."""
         by_need, room = self._at.get(at, {}), self._quota.queues.room(at)
+        left, latest = room - self._quota.queues.kept(at), self._quota.latest()
         tops: list[tuple[Turn, int, int]] = []
         for need in [each for each in by_need if each <= room]:
             self._push_top(by_need, need, tops)
@@ -234,6 +241,8 @@ class HeldBack:
         elsewhere: list[Alike] = []
         while tops and found is None:
             turn, _, need = heappop(tops)
+            if need > left and latest is not None and turn > latest:
+                continue  # what is left is kept for others, and all of this need come after them
             alike = by_need[need].entries[0][2]
             first = alike.first()
             if first is not None and has_more(alike.verdict, self._quota.judge(first.request)):
@@ -246,7 +255,7 @@ class HeldBack:
             self._unlist(alike)
             if (first := alike.first()) is not None:
                 self._list(alike, first, self._quota.full_at(first.request))
-        if not by_need:
+        if not self._at.get(at, by_need):  # it may be another one by now
             self._at.pop(at, None)
         return found
 

@@ -1,7 +1,6 @@
 """What is placed and released, as the queues count it, and what may still start. Kept by the engine."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +11,17 @@ from gpu_orchestrator.core.device import WHOLE
 from gpu_orchestrator.core.node import Node
 from gpu_orchestrator.core.queue_terms import ALL, QueueTerms
 from gpu_orchestrator.core.queue_usage import QueueUsage, usages
-from gpu_orchestrator.core.queues import Amounts, At, Full, Queues, amounts_of, milli_of
+from gpu_orchestrator.core.queues import Amounts, At, Full, Queues, Without, amounts_of, milli_of
 from gpu_orchestrator.core.request import Request
 from gpu_orchestrator.engine.cache import Cache
+from gpu_orchestrator.engine.turns import Turn
 
 Verdict = Full | tuple[str, ...] | None
 """Why a request may not start, on which models it may, or None if its queue has room on all."""
+
+
+def nobody() -> None:
+    return None
 
 
 class Quota:
@@ -26,6 +30,8 @@ class Quota:
         self.queues = Queues()
         self.passes: Callable[[Request], Iterable[str]] | None = None
         """While quota is kept for some requests, returns those of them that this one goes before."""
+        self.latest: Callable[[], Turn | None] = nobody
+        """Returns the turn of the last of those for whom quota is kept; None if it is for nobody."""
         self._models: tuple[str, ...] = ()
         self._models_at = -1
 
@@ -46,8 +52,8 @@ class Quota:
                 request.queue, milli_of(request.shape), request.shape.models, self.models
             )
 
-    def _passing(self, request: Request) -> AbstractContextManager[None]:
-        return nullcontext() if self.passes is None else self.queues.without(self.passes(request))
+    def _passing(self, request: Request) -> Without:
+        return self.queues.without(() if self.passes is None else self.passes(request))
 
     def narrowed(self, request: Request) -> Request | None:
         """Return a request as its queue has room for it, perhaps on some models only; None if it has none."""

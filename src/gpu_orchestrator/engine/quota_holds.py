@@ -21,6 +21,7 @@ from gpu_orchestrator.engine.parts import Parts
 from gpu_orchestrator.engine.queue import Waiting
 from gpu_orchestrator.engine.quota import refused
 from gpu_orchestrator.engine.reservations import AGAIN_S, LOOK_SELDOM_S, Reservations
+from gpu_orchestrator.engine.turns import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class QuotaHolds:
         self.kept: dict[str, QuotaHold] = {}
         self._rests: dict[str, Rest] = {}
         self._looked_at = -LOOK_SELDOM_S
+        parts.quota.latest = self.latest
         self._wanted_at: float | None = None
 
     def next_at(self, now: float) -> float | None:
@@ -56,6 +58,10 @@ class QuotaHolds:
         if self._wanted_at is not None:
             times.append(max(self._wanted_at, self._looked_at + LOOK_SELDOM_S))
         return max(min(times), now) if times else None
+
+    def latest(self) -> Turn | None:
+        """Return the turn of the last owner; None if there is none."""
+        return max((self._parts.queue.turn(each.waiting) for each in self.kept.values()), default=None)
 
     def passed_by(self, request: Request) -> list[str]:
         """Return the holds that do not keep this request out: its own, and those of later turns."""

@@ -284,7 +284,10 @@ RECLAIMS = {"preemption": {"reclaim": "Any"}}
             id="above",
         ),
         pytest.param([], queue("a", borrowing=False), "nothing is guaranteed", id="nothing to use"),
-        pytest.param([], queue("a", guaranteed={"*": 1}), "preemption.reclaim is Never", id="no reclaim"),
+        pytest.param([], queue("a", guaranteed={"*": 1000}), "preemption.reclaim is Never", id="no reclaim"),
+        pytest.param(
+            [], queue("a", limit={"*": 4}), "4 thousandths of a GPU; for 4 GPUs write 4000", id="GPUs meant"
+        ),
         pytest.param(
             [],
             queue("a", namespaceSelector={"matchLabels": {"a b": "c"}}),
