@@ -2,9 +2,12 @@
 all of it."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from typing import TypeVar
 
 SLICE_S = 0.02
+
+T = TypeVar("T")
 
 
 class Breath:
@@ -25,5 +28,16 @@ class Breath:
     async def through(self, steps: Iterable[object]) -> None:
         """Do all steps, and breathe between them."""
         for _ in steps:
+            if self.is_due():
+                await self()
+
+    async def result_of(self, steps: Generator[None, None, T]) -> T:
+        """Do all steps, breathe between them, and return their result."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                result: T = end.value
+                return result
             if self.is_due():
                 await self()

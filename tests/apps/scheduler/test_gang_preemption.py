@@ -1,7 +1,7 @@
 """Who is evicted for a gang, all of which must start together."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from itertools import count
 from math import inf
 from typing import Any
@@ -233,11 +233,28 @@ async def test_no_more_go_when_the_gang_changes_while_they_are_evicted() -> None
 async def test_others_run_while_many_gangs_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pod goes for any of them: to look at each takes longer than the loop may wait."""
     monkeypatch.setattr(preemption, "LONGEST_PASS_S", inf)
-    moments, beats = count(0.0, SLICE_S), count()
+    moments = count(0.0, SLICE_S)
     scene = a_scene(0, low=1, clock=lambda: next(moments))
     for gang in range(20):
         for at in range(2):
             scene.world.pod(member(at, name=f"g{gang}-{at}", gang=f"g{gang}", gang_size=2, priority=gang + 1))
+
+    assert await beats_in(scene.controller.check()) >= 20
+    assert scene.server.evicted == []
+
+
+async def test_others_run_while_the_rooms_of_a_large_gang_are_looked_at() -> None:
+    moments = count(0.0, SLICE_S)
+    scene = a_scene(20, low=20, clock=lambda: next(moments))
+    await scene.controller.check()
+    assert len(rooms(scene)) == 20
+    assert await beats_in(scene.controller.check()) >= 10
+    assert len(rooms(scene)) == 20
+
+
+async def beats_in(work: Coroutine[Any, Any, None]) -> int:
+    """Return how often others could run meanwhile."""
+    beats = count()
 
     async def beat() -> None:
         while True:
@@ -245,7 +262,6 @@ async def test_others_run_while_many_gangs_are_looked_at(monkeypatch: pytest.Mon
             await asyncio.sleep(0)
 
     beating = asyncio.create_task(beat())
-    await scene.controller.check()
+    await work
     beating.cancel()
-    assert next(beats) >= 20
-    assert scene.server.evicted == []
+    return next(beats)

@@ -9,7 +9,7 @@ What is kept counts as held in the engine, beside the victims. Other schedulers 
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gpu_orchestrator.adapters.breath import Breath
@@ -18,8 +18,11 @@ from gpu_orchestrator.api.kubernetes import Pod
 from gpu_orchestrator.apps.scheduler.binding.pod_status import PodStatusWriter
 from gpu_orchestrator.apps.scheduler.cycle.coordinator import Coordinator
 from gpu_orchestrator.apps.scheduler.cycle.preemptors import ROOM, Preemptor, room_for
+from gpu_orchestrator.core.answer import Placement
+from gpu_orchestrator.core.cluster import Cluster
 from gpu_orchestrator.core.gang import Together
 from gpu_orchestrator.core.policy import Rng
+from gpu_orchestrator.core.victims import Steps
 from gpu_orchestrator.engine.events import PlacementObserved, RequestRemoved, RoomReady
 
 LONGEST_S = 900.0
@@ -48,6 +51,8 @@ class Nominated:
         self._clock, self._rng = clock, rng
         self._kept: dict[str, Nomination] = {}
         self._members: set[str] = set()
+        self._stuck: dict[str, Placement] = {}
+        """Of each preemptor a room that was not free when it was looked at."""
         self._left: dict[str, tuple[float, frozenset[str]]] = {}
         """By gang: since when and on which nodes pods may still end that were evicted for it."""
 
@@ -85,7 +90,7 @@ class Nominated:
             elif self._is_free(nomination):
                 self._forget(nomination)
                 self._coordinator.feed(RoomReady(tuple(room.key for room in nomination.rooms), uid))
-            elif not self._may_become_free(nomination):
+            elif not await breath.result_of(self._may_become_free(nomination)):
                 await self.let_go(uid)
 
     def still_waits(self, uid: str) -> bool:
@@ -96,21 +101,28 @@ class Nominated:
         )
 
     def _is_free(self, nomination: Nomination) -> bool:
-        engine, preemptor = self._coordinator.engine, nomination.preemptor
-        if not all(engine.queues.has_what_it_holds(room.key) for room in nomination.rooms):
+        engine, preemptor, rooms = self._coordinator.engine, nomination.preemptor, nomination.rooms
+        if not all(engine.queues.has_what_it_holds(room.key) for room in rooms):
             return False
-        twin = engine.unkept(preemptor.key)
-        for room in nomination.rooms:
-            twin.release(room)
-        return preemptor.fits(twin, nomination.rooms, self._rng)
+        twin, known = engine.unkept(preemptor.key), self._stuck.get(preemptor.key)
+        if known is not None:  # mostly it is the same one still: thousands of others need not be asked
+            _release((room for room in rooms if room.node == known.node), twin)
+            if preemptor.stuck(twin, (known,)):
+                return False
+            twin = engine.unkept(preemptor.key)
+        _release(rooms, twin)
+        if (found := preemptor.stuck(twin, rooms)) is not None:
+            self._stuck[preemptor.key] = found
+            return False
+        return preemptor.fits(twin, rooms, self._rng)
 
-    def _may_become_free(self, nomination: Nomination) -> bool:
-        """Return False if a node was closed, or a device failed."""
+    def _may_become_free(self, nomination: Nomination) -> Steps[bool]:
+        """Return, step by step, False if a node was closed, or a device failed."""
         twin = self._coordinator.engine.unkept(nomination.preemptor.key)
         for node in {room.node for room in nomination.rooms}:
-            for placement in twin.held_on(node).values():
-                twin.release(placement)
-        return nomination.preemptor.may_fit(twin, nomination.rooms, self._rng)
+            yield
+            _release(tuple(twin.held_on(node).values()), twin)
+        return (yield from nomination.preemptor.may_fit(twin, nomination.rooms, self._rng))
 
     async def let_go(self, uid: str) -> None:
         """Keep this room no longer."""
@@ -132,6 +144,7 @@ class Nominated:
 
     def _forget(self, nomination: Nomination) -> None:
         del self._kept[nomination.preemptor.key]
+        self._stuck.pop(nomination.preemptor.key, None)
         self._members.difference_update(each.key for each in nomination.preemptor.members)
 
     async def show(self, places: Together, *, is_kept: bool = True) -> None:
@@ -149,3 +162,8 @@ class Nominated:
             await self._pod_status.write(latest, {"status": {"nominatedNodeName": node}})
         except KubeError:  # it changed or went; that is only what others are shown
             return
+
+
+def _release(placements: Iterable[Placement], cluster: Cluster) -> None:
+    for each in placements:
+        cluster.release(each)

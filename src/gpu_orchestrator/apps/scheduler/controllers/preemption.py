@@ -18,7 +18,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from math import inf
-from typing import TypeVar
 
 import structlog
 
@@ -57,8 +56,6 @@ LONGEST_PASS_S = 0.3
 RETRY_S = 5.0
 """A request for which nobody can be evicted is looked at again after this, behind those never looked at."""
 MOST_KNOWN = 10_000
-
-T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -110,7 +107,7 @@ class PreemptionController:
         began, self._asked_s = self._clock(), 0.0
         while self._may_write() and len(self._nominated) < MOST_NOMINATED:
             in_turn = self._preemptors.in_turn(self._looked, self._clock() - RETRY_S)
-            candidates = await _through(in_turn, Breath(self._clock))
+            candidates = await Breath(self._clock).result_of(in_turn)
             if not candidates or not await self._look_at(candidates):
                 return
             if self._clock() - began - self._asked_s >= LONGEST_PASS_S:
@@ -124,7 +121,7 @@ class PreemptionController:
         guards = preemptible.budgets((await self._client.list(DISRUPTION_BUDGETS)).items)
         self._asked_s += self._clock() - asked_at
         allowed = {each.name: each.allowed for each in guards}
-        found, began = await _through(self._evictables(guards), breath), self._clock()
+        found, began = await breath.result_of(self._evictables(guards)), self._clock()
         emptied = Emptied(self._without_all_that_leaves, found)
         for uid in candidates:
             await breath()
@@ -143,7 +140,7 @@ class PreemptionController:
                 await self._nominate(preemptor, rooms, ())
                 continue
             choosing = preemptor.choosing(twin, found, allowed, rules, self._rng)
-            answer = await _through(choosing, breath)
+            answer = await breath.result_of(choosing)
             if isinstance(answer, NoVictims):
                 self._give_up(preemptor, answer)
             elif rooms := self._rooms(preemptor, answer):
@@ -290,18 +287,6 @@ class PreemptionController:
         log.warning("pod evicted", pod=key(pod), why=why)
         self._reporter.report_preemption(pod, names.PREEMPTED, why)
         return True
-
-
-async def _through(steps: Steps[T], breath: Breath) -> T:
-    """Return the result of long work; let others run meanwhile."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        if breath.is_due():
-            await breath()
 
 
 MOST_LISTED = 4

@@ -24,7 +24,15 @@ from gpu_orchestrator.core.node_victims import Victims, models_on
 from gpu_orchestrator.core.policy import Policy, Rng
 from gpu_orchestrator.core.reclaim import ByQueues
 from gpu_orchestrator.core.request import Request
-from gpu_orchestrator.core.victims import Budgets, ByPriority, Evictable, NoVictims, Rules, Steps
+from gpu_orchestrator.core.victims import (
+    Budgets,
+    ByPriority,
+    Evictable,
+    NoVictims,
+    Rules,
+    Steps,
+    result_of,
+)
 from gpu_orchestrator.engine.reservation_search import ROOM_MADE
 
 Kind = tuple[Hashable, int, str]
@@ -101,14 +109,21 @@ class Preemptor:
         """Return True if the members fit now on the nodes of their rooms, and so the gang anywhere."""
         if self.gang is None:
             return fits(self.members[0].shape, cluster, rooms[0].node)
-        return self.may_fit(cluster, rooms, rng) and not isinstance(
+        return result_of(self.may_fit(cluster, rooms, rng)) and not isinstance(
             decide_gang(self.gang, cluster, lambda each: self.policies[each.key], rng), GangRefusal
         )
 
-    def may_fit(self, cluster: Cluster, rooms: Together, rng: Rng) -> bool:
-        """Return True if each member fits on the node of its room, beside the others there."""
+    def stuck(self, cluster: Cluster, rooms: Iterable[Placement]) -> Placement | None:
+        """Return a room on whose node its member does not fit, even alone."""
+        members = {each.key: each for each in self.members}
+        shaped = ((members[room.key.removeprefix(ROOM)].shape, room) for room in rooms)
+        return next((room for shape, room in shaped if not fits(shape, cluster, room.node)), None)
+
+    def may_fit(self, cluster: Cluster, rooms: Together, rng: Rng) -> Steps[bool]:
+        """Return, step by step, whether each member fits on the node of its room, beside the others there."""
         twin, members = cluster.copy(), {each.key: each for each in self.members}
         for room in rooms:
+            yield
             member = members[room.key.removeprefix(ROOM)]
             if not fits(member.shape, twin, room.node):
                 return False
