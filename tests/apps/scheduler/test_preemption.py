@@ -15,7 +15,7 @@ from gpu_orchestrator.apps.scheduler.controllers.preemption import RETRY_S
 from gpu_orchestrator.apps.scheduler.controllers.release import EndedPod
 from gpu_orchestrator.apps.scheduler.cycle import preemptible
 from gpu_orchestrator.core.queue_terms import QueueTerms
-from gpu_orchestrator.core.victims import Evictable, Steps
+from gpu_orchestrator.core.victims import Evictable, result_of
 from gpu_orchestrator.engine.events import QueueUpdated
 from tests.support.builders import whole
 from tests.support.preemption_scene import QueueScene, Scene, budget, ends_in
@@ -140,7 +140,7 @@ def test_slice_loses_its_part_of_a_gpu() -> None:
 def evictables(
     pods: list[Pod], group: PodGroup | None = None, claimed: GpuClaimSpec | None = None
 ) -> list[Evictable]:
-    return finished(
+    return result_of(
         preemptible.evictables(
             pods,
             lambda each: (whole(each.metadata.uid, "a", 0),),
@@ -150,15 +150,6 @@ def evictables(
             datetime.now(UTC),
         )
     )
-
-
-def finished(steps: Steps[T]) -> T:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 async def test_queue_has_back_what_it_is_guaranteed(monkeypatch: pytest.MonkeyPatch) -> None:
