@@ -47,10 +47,11 @@ class Quota:
 
     def judge(self, request: Request) -> Verdict:
         """Return whether a request that is in a queue may start."""
+        asked = request.queue, milli_of(request.shape), request.shape.models, self.models
+        if self.passes is None:
+            return self.queues.judge(*asked)
         with self._passing(request):
-            return self.queues.judge(
-                request.queue, milli_of(request.shape), request.shape.models, self.models
-            )
+            return self.queues.judge(*asked)
 
     def _passing(self, request: Request) -> Without:
         return self.queues.without(() if self.passes is None else self.passes(request))
