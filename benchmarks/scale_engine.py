@@ -46,8 +46,8 @@ def completion_ms(
     if large:
         task = TaskSpec("echo", gpus=SLOTS, tenant="large")
         play.until_quiet(events.RequestAdded(request_of("large", task)))
-    for number in range(shapes):
-        spec = TaskSpec("echo", memory_mib=1000 + number % 10_000, tenant="many")
+    for number in range(max(shapes, 2 * LARGE_AFTER) if large else shapes):
+        spec = TaskSpec("echo", memory_mib=1000 + number % shapes, tenant="many")
         engine.take_in([events.RequestAdded(request_of(f"q{number}", spec))], NOW)
     play.until_quiet(events.Tick())
     if large:

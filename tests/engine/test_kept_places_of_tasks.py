@@ -207,6 +207,16 @@ def test_task_that_names_a_model_is_let_in_if_it_ends_before() -> None:
     assert "long" not in found.running
 
 
+def test_task_that_is_let_in_does_not_let_in_a_later_one_whose_model_is_loaded() -> None:
+    found = passed(priority=50)
+    (free,) = {0, 1} - {at for each in list(found.running.values())[1:] for at in each.devices}
+    end_one(found)
+    found.tell(CopiesObserved("w0", (Copy("m", (free,), MIB, load_s=30.0, loaded_at=-100.0),)))
+    assert not model(found, "long", priority=50, run_s=900.0)
+    found.ask("x", 1, shared=True, memory_mib=MIB, model="x", tenant="many", priority=50, run_s=10.0)
+    assert "long" not in found.running
+
+
 def test_what_a_pinned_model_holds_is_no_place() -> None:
     """The task on it ends, and then the model stays."""
     found = world(workers=2)

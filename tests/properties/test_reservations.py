@@ -90,10 +90,10 @@ def test_small_tasks_pass_a_large_one_or_a_gang_for_a_bounded_time(
     workers = [node(name, GPUS, memory_mib=80_000) for name in NAMES[:nodes]]
     rules = ReservationRules(most=2, holds=1, only_passed=True)
     play = Play(rng, workers, rules, order=FairBands(), explains=False)
-    parts = 4 if is_shared else 1
-    kind: dict[str, Any] = {"shared": True, "memory_mib": 20_000} if is_shared else {}
+    parts = 2 if is_shared else 1
+    kind: dict[str, Any] = {"shared": True, "memory_mib": 40_000} if is_shared else {}
     owners = ("many", "one") if has_small_ones else ("many",)
-    now, number, until = 0.0, 0, 400.0
+    now, number, until = 0.0, 0, 300.0
     while now < until:
         key, declared_s = f"s{number}", rng.choice((5.0, 20.0, timeout_s))
         play.real_s[key] = declared_s * rng.uniform(0.2, 1.0)
