@@ -1,4 +1,4 @@
-"""Who goes in a large cluster where room is kept for others on most nodes, beside what still ends there."""
+"""Victims in a large cluster where room is kept for others on most nodes, beside what still ends there."""
 
 from dataclasses import replace
 from random import Random

@@ -1,4 +1,4 @@
-"""Gangs for which there is not enough, whoever goes."""
+"""Gangs for which there is not enough, even if all go that may."""
 
 import pytest
 
