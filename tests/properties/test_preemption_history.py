@@ -2,6 +2,7 @@
 in the end all is quiet."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from gpu_orchestrator.core import gang_victims
 from gpu_orchestrator.engine.reservation_rules import OFF, ReservationRules
 from tests.support.preemption_history import History
 from tests.support.scale import Scale
+from tests.support.scheduler_objects import pod_group
 
 pytestmark = pytest.mark.looptime
 
@@ -22,17 +24,27 @@ def gang(history: History, space: str) -> None:
     rng, name = history.rng, f"g{history.made}"
     size, priority, gpus = rng.choice([2, 2, 3, 4]), rng.choice(PRIORITIES), rng.choice([1, 1, 2, 4])
     least, is_mixed = rng.choice([size, size, rng.randint(1, size)]), rng.random() < 0.5
-    near = {"topology_required": "zone"} if rng.random() < 0.2 else {}
+    terms: dict[str, Any] = {"gang": name, "gang_size": size, "gang_min": least}
+    if space == "default" and rng.random() < 0.3:
+        group(history, name, least)
+        terms = {"schedulingGroup": {"podGroupName": name}}
+    elif rng.random() < 0.2:
+        terms["topology_required"] = "zone"
     for at in range(size):
         mine = rng.choice(PRIORITIES) if rng.random() < 0.3 else priority
         many = rng.randint(1, 4) if is_mixed else gpus
-        terms = {"gang": name, "gang_size": size, "gang_min": least, **near}
         history.add(f"{name}-{at}", space, gpus=many, priority=mine, **terms)
+
+
+def group(history: History, name: str, least: int) -> None:
+    mode = history.rng.choice(["PodGroup", "Pod"])
+    history.world.pod_group(pod_group(name, least, disruptionMode=mode))
+    history.groups.append(name)
 
 
 def happen(history: History, space: str) -> None:
     rng = history.rng
-    match rng.choice(["gang"] * 6 + ["single"] * 5 + ["delete"] * 3 + ["node", "replace", "budget"]):
+    match rng.choice(["gang"] * 6 + ["single"] * 5 + ["delete"] * 3 + ["node", "replace", "budget", "group"]):
         case "gang":
             gang(history, space)
         case "single":
@@ -46,6 +58,8 @@ def happen(history: History, space: str) -> None:
             history.again(member)
         case "node":
             history.turn_node(rng.choice(list(history.zones)))
+        case "group" if history.groups:
+            group(history, rng.choice(history.groups), rng.randint(1, 4))
         case "budget":
             status = {"disruptionsAllowed": rng.choice([0, 1, 3, 9])}
             meta = {"name": "b", "namespace": "default"}
@@ -83,7 +97,7 @@ async def settle(history: History) -> bool:
 
 async def test_nobody_is_evicted_in_vain_and_in_the_end_all_is_quiet(scale: Scale) -> None:
     """With every other seed, victims are looked for as in a large cluster."""
-    for seed in range(scale(test=60, accept=2000)):
+    for seed in range(scale(test=40, accept=2000)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(gang_victims, "FEW", 0 if seed % 2 else gang_victims.FEW)
             history = await play(seed)

@@ -40,7 +40,7 @@ class History:
         self.clock, self.rng, self.made = asyncio.get_running_loop().time, rng, 0
         self.gpus, self.zones = gpus, {f"n{at}": f"z{at % 2}" for at in range(nodes)}
         self.world = World(*map(self._node, self.zones), clock=self.clock, **more)
-        self.closed, self.budgets = set[str](), list[dict[str, Any]]()
+        self.closed, self.groups, self.budgets = set[str](), list[str](), list[dict[str, Any]]()
         self.fails = self.slow = 0.0
         """Which part of binds fails, and which part of pods has a long grace period."""
         self.ends, self.evicted, self.wrong = dict[str, float](), list[str](), list[str]()
