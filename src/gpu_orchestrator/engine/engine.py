@@ -282,12 +282,12 @@ class Engine:
         return None if waiting is None else waiting.request
 
     def gang_of(self, key: str) -> WaitingGang | None:
-        """Return the gang of a member that waits, if enough of them do, as it would be decided now; None if
-        it was refused for no lack of room: its places could not be taken, or nobody could judge it."""
+        """Return the gang of a member that waits, if enough of them do and there was no room for them, as it
+        would be decided now."""
         gang = self._gangs.of(key)
-        if gang is None or key not in gang.waiting or gang.is_short or gang.has_many_kinds:
+        if gang is None or key not in gang.waiting or gang.is_short:
             return None
-        if gang.refusal is None or gang.refusal.error:
+        if gang.has_many_kinds or gang.needs_judging:
             return None
         return waiting_gang(gang, self.cluster)
 

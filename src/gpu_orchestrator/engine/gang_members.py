@@ -55,6 +55,12 @@ class Members:
         return len(self.waiting) < self.least
 
     @property
+    def needs_judging(self) -> bool:
+        """Return True if it is not known whether there is room for it: its places could not be taken, or
+        nobody could judge it."""
+        return self.refusal is None or bool(self.refusal.error)
+
+    @property
     def kinds(self) -> set[Shape]:
         return {each.request.shape for each in self.waiting.values()}
 

@@ -322,8 +322,10 @@ class Gangs:
                 continue
             known = len(rooms)
             together = gang_quota.within(to_decide(gang, cluster), quota)
-            fits = gang.has_many_kinds or (
-                not isinstance(together, str) and may_fit(together, cluster, rooms)
+            fits = (
+                gang.has_many_kinds
+                or gang.needs_judging
+                or (not isinstance(together, str) and may_fit(together, cluster, rooms))
             )
             self._parked.took(len(rooms) - known + len(gang.waiting) // MEMBERS_PER_LOOK)
             if fits:

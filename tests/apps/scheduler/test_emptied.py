@@ -1,4 +1,4 @@
-"""Gangs for which there is not enough, even if all others go."""
+"""Gangs for which there is not enough, even if all go that may."""
 
 import pytest
 

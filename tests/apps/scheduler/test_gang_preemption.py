@@ -197,6 +197,26 @@ async def test_gang_whose_places_could_not_be_taken_rests_and_evicts_nobody() ->
     assert len(scene.world.executor.gangs) == 1
 
 
+async def test_gang_whose_places_others_took_meanwhile_evicts_them_when_it_has_rested() -> None:
+    scene = a_scene(0, low=1)
+    scene.world.node(node("a", 3))
+    for at in range(2):
+        scene.world.pod(member(at, gang_size=2))
+    for at in (1, 2):
+        scene.world.pod(scene.low(at, bound=False))
+    for job in scene.world.executor.gangs[0]:
+        scene.world.coordinator.done(Failed(job, "refused"))
+    for at, job in enumerate(scene.world.executor.jobs[1:], 1):
+        scene.world.coordinator.done(Bound(job))
+        scene.world.pod(scene.low(at))
+    await scene.controller.check()
+    assert scene.server.evicted == []
+    scene.world.now += 60.0
+    scene.world.coordinator.tick()
+    await scene.controller.check()
+    assert len(scene.server.evicted) == 2
+
+
 @pytest.mark.parametrize("first", ["may", "asks"])
 async def test_equal_gangs_may_evict_each_as_its_own_members_may(first: str) -> None:
     """Of two gangs of one kind, one has a member that may not preempt: not the one that is looked at."""

@@ -20,7 +20,7 @@ Read the modules in this order:
   cycle/volume_plans         which volumes were chosen for pods that are being bound
   cycle/preemptible          what may be evicted for a pod of higher priority, and what that loses
   cycle/preemptors           the pods and gangs for which others may be evicted
-  cycle/emptied              tells gangs for which there is not enough, even if all others go
+  cycle/emptied              tells gangs for which there is not enough if all others go
   cycle/pending              pods that wait: their requests to the engine, and the reason reported for each
   cycle/shape_limit          how many different shapes of one namespace wait in the engine at once
   cycle/initial_holdings     what is held when a scheduler takes over, before the engine counts it
