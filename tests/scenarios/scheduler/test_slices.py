@@ -33,7 +33,8 @@ def test_slices_are_given_to_who_asks_for_their_profile_and_to_nobody_else(stage
     annotations = stage.pod("half")["metadata"]["annotations"]
     assert annotations["gpu.scheduling/visible-devices"] == found[3]["uuid"]
     assert annotations["gpu.scheduling/local-devices"] == found[3]["uuid"]
-    assert stage.claim("half")["status"]["deviceUUIDs"] == [found[3]["uuid"]]
+    status = until(lambda: stage.claim("half").get("status"), "the claim says what its pod has")
+    assert status["deviceUUIDs"] == [found[3]["uuid"]]
     lease = stage.leases()[f"gpu-{node}-4"]
     assert lease["metadata"]["annotations"]["gpu.scheduling/uuid"] == found[3]["uuid"]
 
