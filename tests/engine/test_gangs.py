@@ -239,9 +239,9 @@ def test_late_member_is_short_when_the_others_end_before_its_turn() -> None:
 
 def test_member_that_comes_and_goes_does_not_have_its_refused_gang_decided_each_time() -> None:
     world = World(node("a", 8))
-    world.ask(member("m1"), member("m2"))
+    first = said(world.ask(member("m1"), member("m2")))
     world.tell(RequestRemoved("m2"))
-    assert world.ask(member("m2")) == []
+    assert said(world.ask(member("m2"))) == {"m2": first["m2"]}
     assert world.engine.state_of("m2") == "parked"
     assert world.tell(NodeUpdated(node("b", 8))) == []
     assert together(world.tell(Tick(), after_s=1.0)) == [{"m1", "m2"}]
@@ -425,6 +425,14 @@ def test_gang_is_tried_again_when_its_owner_may_run_more() -> None:
     world.tell(LimitChanged("ann", 1))
     world.ask(*(member(key, 1, tenant="ann") for key in ("m1", "m2")))
     assert together(world.tell(LimitChanged("ann", 2), after_s=60.0)) == [{"m1", "m2"}]
+
+
+def test_member_that_joins_a_refused_gang_is_told_at_once_why_it_waits() -> None:
+    world = World(node("a", 8))
+    first = said(world.ask(member("m1"), member("m2")))
+    assert set(first) == {"m1", "m2"}
+    assert said(world.ask(member("m3"))) == {"m3": first["m1"]}
+    assert world.tell(Tick(), after_s=PATIENCE_S) == []
 
 
 def test_room_that_was_kept_for_a_gang_goes_to_it_before_others() -> None:

@@ -132,6 +132,15 @@ class Gangs:
             self._short.setdefault(terms.name, now + PATIENCE_S)
         return self._if_complete(gang, now)
 
+    def joins_refused(self, key: str) -> Refusal | None:
+        """Return why the gang that this member has joined waits, if that is known; it counts as told. Nobody
+        decides the gang again for it, unless it may fit then."""
+        gang = self._gang_of[key]
+        if gang.stage != "parked" or gang.refusal is None or key in gang.told:
+            return None
+        gang.told.add(key)
+        return gang.refusal
+
     def _if_complete(self, gang: Members, now: float) -> Waiting | None:
         """Return the entry for the queue of a gang that was short and has enough members now. One that was
         refused rests first, or a member that comes and goes would have it decided each time."""

@@ -123,6 +123,9 @@ class Intake:
         if request.gang is not None:
             if (speaker := self._gangs.enter(waiting, request.gang, now)) is not None:
                 self._queue.push(speaker)
+            elif (refusal := self._gangs.joins_refused(key)) is not None:
+                note = self._passing.note(waiting) if self._places else ""
+                actions.append(Refuse(request, replace(refusal, kept=note) if note else refusal))
         elif self._places and self._passing.passable(waiting):
             self._queue.push(waiting)
         elif (refusal := self._queue.add(waiting, self._cache.cluster)) is not None:
