@@ -118,7 +118,7 @@ class Model:
         return sorted(key for key, phase in self.phases.items() if phase in phases)
 
 
-@cases(300)
+@cases(150)
 @given(
     seed=st.integers(0, 2**32),
     length=st.integers(1, 60),

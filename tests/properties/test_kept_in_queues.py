@@ -56,6 +56,7 @@ class QueuePlay(Promises):
         return quota_oracle.exceeded(queue, {MODEL_OF[where] for where, _ in place}, used, self.declared)
 
 
+@cases(30)
 @given(SEEDS, st.integers(1, 3), st.integers(1, 40))
 def test_what_is_kept_may_begin_by_the_quota(seed: int, most: int, length: int) -> None:
     rng, now = Random(seed), 0.0
@@ -93,7 +94,7 @@ def _terms(rng: Random, name: str) -> QueueTerms:
     return QueueTerms(name, PARENTS[name], guaranteed=amounts(), limit=amounts(), borrowing=borrows)
 
 
-@cases(30)
+@cases(12)
 @given(
     SEEDS,
     st.sampled_from(["its own queue", "a limit for one model", "a queue beside it", "a gang"]),

@@ -13,6 +13,7 @@ from gpu_orchestrator.engine.events import RequestAdded
 from gpu_orchestrator.engine.order import FairBands
 from gpu_orchestrator.engine.reservation_rules import ReservationRules
 from tests.support.builders import request
+from tests.support.examples import cases
 from tests.support.virtual_play import Play
 
 GPUS = 4
@@ -39,6 +40,7 @@ class Promises(Play):
                 self.promised.setdefault(kept.name, kept.at)
 
 
+@cases(100)
 @given(SEEDS, st.integers(1, 3), st.integers(1, 3), st.integers(1, 40))
 def test_nobody_starts_later_than_first_promised(seed: int, nodes: int, most: int, length: int) -> None:
     rng = Random(seed)
@@ -63,6 +65,7 @@ def test_nobody_starts_later_than_first_promised(seed: int, nodes: int, most: in
     assert play.engine.kept() == []
 
 
+@cases(30)
 @given(SEEDS, st.integers(1, 3), st.sampled_from((10.0, 400.0)))
 def test_no_stream_of_small_ones_starves_a_large_one(seed: int, nodes: int, run_s: float) -> None:
     """Nobody declares anything, and the small ones never stop coming."""
@@ -81,6 +84,7 @@ def test_no_stream_of_small_ones_starves_a_large_one(seed: int, nodes: int, run_
     assert "b0" in play.began
 
 
+@cases(30)
 @given(SEEDS, st.integers(1, 3), st.sampled_from((1, 2, 3)), st.booleans(), st.booleans())
 def test_small_tasks_pass_a_large_one_or_a_gang_for_a_bounded_time(
     seed: int, nodes: int, members: int, is_shared: bool, has_small_ones: bool
