@@ -68,7 +68,8 @@ class Bench:
         try:
             self._cluster.api.request("POST", PODS, _pod(who, "warm-up"))
             _wait(log, 1)
-            names = [(f"g{gang}", f"g{gang}-{at}") for gang in range(gangs) for at in range(size)]
+            # Members come in turn: one gang after the other would be bound while the others are created.
+            names = [(f"g{gang}", f"g{gang}-{at}") for at in range(size) for gang in range(gangs)]
             made = [_pod(who, name, gang, size) for gang, name in names]
             if who == KUBE:
                 for gang in range(gangs):
